@@ -22,6 +22,12 @@ test: $(READY)          ## every test, fast ones first
 test-gpu:               ## the tests that need a GPU
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $$(grep -rlE 'mark\.gpu|ON_GPU' tests --include='test_*.py')
 
+test-leaks: $(READY)    ## training loops of the tests under the leak watch: an alarm fails
+	rm -f leak-alarms.txt
+	PYTHONPATH=tests/fixtures/leak_watch PILEDRIVER_LEAK_ALARMS=$(CURDIR)/leak-alarms.txt $(BIN)/python -m pytest \
+	  -n auto --dist worksteal tests/train tests/accelerator tests/engine tests/test_examples.py
+	! grep ALARM leak-alarms.txt
+
 check: $(READY)         ## style, types, floors
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

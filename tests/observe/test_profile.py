@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.utils.flop_counter import flop_registry
 
 from piledriver.observe import Report, profile_step, region
 from piledriver.observe.flops import count_flops
 from piledriver.observe.memory.peak import UNNAMED
-from piledriver.observe.trace.chrome import read_trace
+from piledriver.observe.profile.document_boundaries import BoundarySightings, DocumentBoundaries
+from piledriver.observe.trace.chrome import HostEvent, read_trace
 from piledriver.observe.trace.intervals import Intervals, intersect, length, subtract, union
+from piledriver.observe.trace.operators import operator_flops
 from tests.observe.small_models import SmallModel, closed_form_flops
 
 BATCH, LENGTH, STEPS = 2, 16, 3
@@ -183,6 +189,74 @@ def test_sets_of_time_follow_set_algebra(first: list[tuple[int, int]], second: l
     assert points(intersect(one, other)) == points(one) & points(other)
     assert points(subtract(one, other)) == points(one) - points(other)
     assert length(one) == len(points(one))
+
+
+OFFSETS = [0, 3, 10, 10, 16]
+
+
+def packed_flops(heads: int, dim: int, offsets: list[int]) -> int:
+    return sum(4 * heads * dim * (end - begin) ** 2 for begin, end in pairwise(offsets))
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_attention_over_packed_documents_counts_their_lengths(key_heads: int) -> None:
+    shapes = [[16, 4, 8], [16, key_heads, 8], [16, key_heads, 8], [5], [5], [], [], [], [], []]
+    kinds = ["c10::BFloat16"] * 3 + ["int"] * 2 + ["Scalar"] * 5
+    values = ["", "", "", "", "", "16", "16", "0.", "True", "False"]
+    args = {"Input Dims": shapes, "Input type": kinds, "Concrete Inputs": values}
+    event = HostEvent("aten::_flash_attention_forward", "cpu_op", 50.0, 60.0, 1, args)
+    later = [0, 8, 8, 8, 16]
+    boundaries = DocumentBoundaries([(10.0, OFFSETS), (20.0, [0, 16]), (70.0, later)])
+    unknown: Counter[str] = Counter()
+    assert operator_flops(event, unknown, boundaries) == packed_flops(4, 8, OFFSETS)
+    assert not unknown
+    if key_heads == 4:
+        query, offsets = torch.empty(16, 4, 8, device="meta"), torch.tensor(OFFSETS)
+        counted = flop_registry[torch.ops.aten._flash_attention_forward](query, query, query, offsets, offsets, 16, 16)
+        assert counted == packed_flops(4, 8, OFFSETS)
+    assert operator_flops(event, unknown, DocumentBoundaries([(70.0, later)])) == 0
+    assert list(unknown) == ["aten::_flash_attention_forward"]
+
+
+def test_boundaries_are_seen_as_arguments_and_in_masks() -> None:
+    class Block(nn.Module):
+        def forward(self, x: torch.Tensor, mask: Any = None) -> torch.Tensor:
+            return x
+
+    block, times = Block(), iter(range(100))
+    offsets = torch.tensor(OFFSETS, dtype=torch.int32)
+    with BoundarySightings([block], lambda: next(times)) as seen:
+        block(torch.ones(2), mask=SimpleNamespace(boundaries=offsets))
+        block(torch.ones(2), mask=SimpleNamespace(boundaries=offsets))  # once
+        block(torch.ones(2), torch.tensor([0, 16], dtype=torch.int32))
+        block(torch.ones(2), torch.tensor([4, 1], dtype=torch.int32))  # no boundaries
+    block(torch.ones(2), torch.tensor([0, 1], dtype=torch.int32))  # after the window
+    assert [found for _, found in seen.offsets()] == [OFFSETS, [0, 16]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_packed_attention_on_the_device_has_its_flops() -> None:
+    from piledriver.kernels.attention.varlen import varlen
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(128, 128, bias=False)
+
+        def forward(self, x: torch.Tensor, boundaries: torch.Tensor) -> torch.Tensor:
+            q = self.project(x).view(1, 256, 2, 64).transpose(1, 2)
+            return varlen(q, q, q, boundaries, 0.125, None)
+
+    model = Packed().to("cuda", torch.bfloat16)
+    offsets = [0, 100, 101, 256]
+    boundaries = torch.tensor(offsets, dtype=torch.int32, device="cuda")
+    x = torch.randn(256, 128, device="cuda", dtype=torch.bfloat16)
+    report = profile_step(lambda: model(x, boundaries).float().sum().backward(), model, steps=2)
+    root = next(row for row in report.ranks[0].modules if row.path == "model")
+    forward, attention = 2 * 256 * 128 * 128, packed_flops(2, 64, offsets)
+    assert root.flops["forward"] == 2 * (forward + attention)
+    assert root.flops["backward"] == 2 * (forward + attention * 5 // 2)
 
 
 @pytest.mark.gpu

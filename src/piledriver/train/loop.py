@@ -14,11 +14,14 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+import torch
+
 from piledriver.checkpoint.header import read_header
 from piledriver.core.config import save_config
 from piledriver.core.errors import ConfigError, MissingDependencyError, PiledriverError
 from piledriver.data.tokens.token_set import open_tokens
 from piledriver.models import Transformer, learning_rate_scales
+from piledriver.observe.memory.use import step_memory
 from piledriver.optim import ScheduledLR, build_optimizer
 from piledriver.plan.learn import counted_bytes, record_measurement, save_prediction
 from piledriver.runtime.world import World
@@ -86,8 +89,11 @@ class Trainer:
         sample: Sample | None = None,
     ) -> None:
         self.config, self.validate, self.sample = config, validate, sample
+        # Of a process on a CPU: the interpreter and its libraries, which are no part of a prediction of tensors.
+        held = step_memory(torch.device("cpu"))
         self.components = components = build_components(config)
         self.world, self.batching = components.world, components.batching
+        self.bytes_before = held if components.device.type == "cpu" else 0
         self.config = config = components.config
         model = make_model(components)
         objective = objective or Objective()
@@ -143,7 +149,14 @@ class Trainer:
                 stack.enter_context(log)
             shown = LoggedDisplay(shown, log, self.total_steps)
             self.ranks = stack.enter_context(monitored(self.components))
-            self.reports = Reports(self.components, metrics, shown, peak=self.peak, total_steps=self.total_steps)
+            self.reports = Reports(
+                self.components,
+                metrics,
+                shown,
+                peak=self.peak,
+                total_steps=self.total_steps,
+                bytes_before=self.bytes_before,
+            )
             parts = MemoryParts(self.model, self.optimizer, self.components.device)
             self.reports.extra = lambda step, peak: {**parts.figures(peak, step, first), **self.ranks.take()}
             self.look_for_leaks = stack.enter_context(leaks_watched(self.components, self.reports.say))

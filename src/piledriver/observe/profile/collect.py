@@ -29,6 +29,7 @@ from piledriver.observe.communication.recorder import CommunicationRecorder, Rec
 from piledriver.observe.memory.census import Releases, Storage, other_storages, owned_storages
 from piledriver.observe.profile.annotations import Instrumented, annotatable, annotated
 from piledriver.observe.profile.batches import BatchShapes
+from piledriver.observe.profile.document_boundaries import BoundarySightings
 from piledriver.observe.torch_private import clear_workspaces, recompilations
 
 
@@ -62,6 +63,8 @@ class Notes:
     batches: dict[str, float] = field(default_factory=dict)
     """Tokens, padding, samples and calls of the outermost modules."""
     optimizer: dict[str, Any] = field(default_factory=dict)
+    boundaries: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Document boundaries of packed batches, with the time when they were seen."""
     collectives: list[RecordedCall] = field(default_factory=list)
     """Collectives that Python started on the host, with their ends."""
     error: str = ""
@@ -136,6 +139,8 @@ class StepProfiler(torch.profiler.profile):
         ]
         self._stack.enter_context(annotated(self.models, self._functions))
         self._batches = self._stack.enter_context(BatchShapes(self.models.values()))
+        modules = (one for root, model in self.models.items() for _, one in annotatable(root, model))
+        self._boundaries = self._stack.enter_context(BoundarySightings(modules, time.time_ns))
         self._recorder = self._stack.enter_context(CommunicationRecorder(every_s=0))
         self._stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
@@ -186,6 +191,7 @@ class StepProfiler(torch.profiler.profile):
         notes.allocator = {name: after[name] - before.get(name, 0) for name in after}
         notes.released_ns = dict(self._releases.times_ns)
         notes.batches = self._batches.totals()
+        notes.boundaries = self._boundaries.offsets()
         notes.compiled_modules = sum(
             1 for model in self.models.values() for one in model.modules() if _is_compiled(one)
         )

@@ -10,7 +10,13 @@ from typing import Any
 from piledriver.observe.profile.wall import is_communication
 from piledriver.observe.trace.attribution import MODULE, REGION, Attribution, Place
 from piledriver.observe.trace.chrome import DeviceKernel, HostEvent, Trace
-from piledriver.observe.trace.operators import has_output_argument, matmul_precision, operator_bytes, operator_flops
+from piledriver.observe.trace.operators import (
+    Boundaries,
+    has_output_argument,
+    matmul_precision,
+    operator_bytes,
+    operator_flops,
+)
 
 PHASES = ("forward", "backward", "recomputed")
 
@@ -65,7 +71,11 @@ class Roofline:
 
 
 def collect_work(
-    trace: Trace, places: Attribution, window: tuple[float, float], unknown: Counter[str] | None = None
+    trace: Trace,
+    places: Attribution,
+    window: tuple[float, float],
+    unknown: Counter[str] | None = None,
+    boundaries: Boundaries | None = None,
 ) -> list[Work]:
     """Return what every operator of a window did, by operator, module and phase.
 
@@ -78,7 +88,9 @@ def collect_work(
         while stack:
             event, counted = stack.pop()
             if event.kind == "cpu_op" and window[0] <= event.start < window[1] and not _encloses(event):
-                counted = _count(event, counted, places, found, given, unknown, on_device=bool(trace.kernels))
+                counted = _count(
+                    event, counted, places, found, given, unknown, boundaries, on_device=bool(trace.kernels)
+                )
             stack.extend((one, counted) for one in event.children)
     for kernel in trace.kernels:
         if window[0] <= kernel.start < window[1] and not kernel.is_communication:
@@ -95,6 +107,7 @@ def _count(
     found: dict[tuple[str, Place, str | None], Work],
     given: Mapping[int, int],
     unknown: Counter[str] | None,
+    boundaries: Boundaries | None,
     *,
     on_device: bool,
 ) -> HostEvent | None:
@@ -110,7 +123,7 @@ def _count(
         return counted
     # A recomputation stops at the last operator that the backward needs, before that one computes anything.
     stopped = work.place.phase == "recomputed" and not given.get(id(event)) and not has_output_argument(event)
-    flops = 0 if stopped else operator_flops(event, unknown)
+    flops = 0 if stopped else operator_flops(event, unknown, boundaries)
     work.flops += flops
     # An operator that only calls others moves what these move.
     if flops or not any(one.kind == "cpu_op" for one in event.children):

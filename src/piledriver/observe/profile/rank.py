@@ -11,6 +11,7 @@ from typing import Any
 from piledriver.observe.memory.peak import PeakMemory, StorageSighting, peak_memory
 from piledriver.observe.profile.collect import Notes
 from piledriver.observe.profile.collectives import CollectiveCall, traced_collectives
+from piledriver.observe.profile.document_boundaries import DocumentBoundaries
 from piledriver.observe.profile.facts import collect_facts
 from piledriver.observe.profile.input_output import InputOutput, input_output
 from piledriver.observe.profile.module_tree import ModuleRow, Roofline, Work, collect_work, module_tree
@@ -69,7 +70,8 @@ def rank_profile(trace: Trace, notes: Notes, *, rank: int = 0, roofline: Rooflin
     sent = [(one.start, one.end) for one in calls]
     wall = split_wall(trace, places, window, main_thread=notes.thread, blocked_us=notes.blocked_us, collectives=sent)
     unknown: Counter[str] = Counter()
-    work = collect_work(trace, places, window, unknown)
+    boundaries = DocumentBoundaries((trace.time_of(time), offsets) for time, offsets in notes.boundaries)
+    work = collect_work(trace, places, window, unknown, boundaries)
     ends = [trace.time_of(mark) for mark in notes.marks_ns]
     steps = max(1, len(ends))
     return RankProfile(

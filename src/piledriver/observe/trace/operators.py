@@ -6,7 +6,7 @@ import ast
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -19,6 +19,7 @@ _SIZES = {
     "short int": 2, "signed char": 1, "unsigned char": 1, "bool": 1, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
     "c10::complex<float>": 8, "c10::complex<double>": 16,
 }  # fmt: skip
+_OFFSETS = frozenset({"cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k"})
 # Operators that change no bytes: they return another view, or only call other operators.
 _VIEWS = frozenset(
     "aten::" + name
@@ -31,10 +32,19 @@ _VIEWS = frozenset(
 )  # fmt: skip
 
 
-def operator_flops(event: HostEvent, unknown: Counter[str] | None = None) -> int:
+class Boundaries(Protocol):
+    """Knows where the documents of packed batches begin."""
+
+    def at(self, time: float, count: int, tokens: int) -> torch.Tensor | None:
+        """Return the boundaries at a time, by how many there are and the tokens they divide; None if unknown."""
+        ...
+
+
+def operator_flops(event: HostEvent, unknown: Counter[str] | None = None, boundaries: Boundaries | None = None) -> int:
     """Return the FLOPs of an operator by torch's formula for its shapes; 0 if torch has none.
 
-    `unknown` counts operators with a formula that the trace's shapes are not enough for.
+    `unknown` counts operators with a formula that the trace's shapes are not enough for: attention over documents of
+    different lengths, if their `boundaries` are not known.
     """
     formula = _formula(event.name)
     if formula is None:
@@ -43,6 +53,8 @@ def operator_flops(event: HostEvent, unknown: Counter[str] | None = None) -> int
     if dims is None:
         return 0
     arguments = _arguments(event)
+    if boundaries is not None:
+        _put_boundaries(event, arguments, boundaries)
     for given in (arguments, [_Shape(one) if isinstance(one, torch.Size) else one for one in arguments]):
         try:
             return int(formula(*given, out_val=_output(event.name, arguments)))
@@ -123,6 +135,31 @@ def _positional(name: str) -> int:
     """Return how many arguments formulas take by position; the trace lists keywords and outputs after them."""
     schemas = [getattr(_packet(name), overload)._schema for overload in _packet(name).overloads()[:1]]
     return sum(not one.kwarg_only for one in schemas[0].arguments) if schemas else 99
+
+
+def _put_boundaries(event: HostEvent, arguments: list[Any], boundaries: Boundaries) -> None:
+    """Replace the shapes of cu_seqlens by their values."""
+    names = _names(event.name)
+    for index, name in enumerate(names[: len(arguments)]):
+        if name not in _OFFSETS or not isinstance(arguments[index], torch.Size) or not arguments[index]:
+            continue
+        side = names.index("query" if name.endswith("q") else "key")
+        # Tokens are the first dimension of flash attention, and the second of the other kernel.
+        tokens = arguments[side][0] if len(arguments[side]) == 3 else arguments[side][1]
+        found = boundaries.at(event.start, arguments[index][0], tokens)
+        arguments[index] = found if found is not None else arguments[index]
+    if any(isinstance(one, torch.Tensor) for one in arguments):
+        # Queries that share key heads: the work is that of the queries'.
+        heads = arguments[names.index("query")][-2]
+        for name in ("key", "value"):
+            shape = arguments[names.index(name)]
+            arguments[names.index(name)] = torch.Size([*shape[:-2], heads, shape[-1]])
+
+
+@lru_cache(maxsize=4096)
+def _names(name: str) -> list[str]:
+    packet = _packet(name)
+    return [one.name for one in getattr(packet, packet.overloads()[0])._schema.arguments]
 
 
 @lru_cache(maxsize=4096)

@@ -119,6 +119,23 @@ class Case:
             return max(operator.flops / device.peak("fp32"), operator.bytes / device.bandwidth)
         return Rates(device, _PLANNED.get(kind, "fp32")).seconds(operator)
 
+    def merged_seconds(self, row: dict[str, Any], merged: int) -> float:
+        """Return the seconds for one product of the profile if this many micro-batches were one.
+
+        On a CPU, what the profile measured beyond the arithmetic is its memory traffic: most of that is the weights',
+        which a larger micro-batch moves once. The two add up, because a core that waits for memory computes little.
+        """
+        measured = float(row["seconds"]) / max(1, int(row["calls"]))
+        if self.cluster.device.kind != "cpu":
+            before, after = self.product_seconds(row), self.product_seconds(row, rows=merged) / merged
+            return measured * min(1.0, after / before) if before > 0 else measured
+        m, n, k, groups = int(row["m"]), int(row["n"]), int(row["k"]), int(row["groups"])
+        arithmetic = 2.0 * m * n * k * groups / self.cluster.device.peak("fp32")
+        moving = max(0.0, measured - arithmetic)
+        grown = (m, k * merged) if k == self.rows != m else (m * merged, k)
+        larger = (grown[0] * grown[1] + grown[1] * n + grown[0] * n) / (m * k + k * n + m * n)
+        return min(measured, arithmetic + moving * larger / merged)
+
     def advice(self, rule: str, title: str, evidence: str, change: str, predicted: float) -> Advice | None:
         """Return advice if it promises at least 3%."""
         predicted = max(predicted, 0.02 * self.step)

@@ -25,7 +25,7 @@ class MemoryParts:
     def figures(self, peak_bytes: int, step: int, first: int) -> dict[str, float]:
         """Return `memory/..._gib` for a step whose peak is known; what no category owns is `memory/activations_gib`.
 
-        That last part holds activations, workspaces and, on a CPU, the rest of the process.
+        That last part holds activations, workspaces and, on a CPU, what else the process allocated since the run began.
         """
         if self._known is None or step <= first + 2:
             parameters = list(self._model.parameters())

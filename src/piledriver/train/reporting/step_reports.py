@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from piledriver.models.model_size import flops_per_token
-from piledriver.observe.memory import memory_use
+from piledriver.observe.memory.use import step_memory
 from piledriver.train.reporting.display import Display
 from piledriver.train.reporting.metrics import MetricLog
 from piledriver.train.setup import RunComponents
@@ -37,11 +37,19 @@ class Reports:
     """Writes the metrics of steps to the log and the display."""
 
     def __init__(
-        self, components: RunComponents, metrics: MetricLog, shown: Display, *, peak: float | None, total_steps: int
+        self,
+        components: RunComponents,
+        metrics: MetricLog,
+        shown: Display,
+        *,
+        peak: float | None,
+        total_steps: int,
+        bytes_before: int = 0,
     ) -> None:
+        """Report steps; `bytes_before` are what a CPU's process held before the run, which are not the run's memory."""
         self._components, self._metrics, self._shown, self._total_steps = components, metrics, shown, total_steps
         self._per_token = flops_per_token(components.shape, components.batching.seq_len)
-        self._peak = peak
+        self._peak, self._before = peak, bytes_before
         self.extra: Callable[[int, int], Mapping[str, Any]] = lambda step, memory_bytes: {}
         """More metrics of a step, by its number and its peak of memory in bytes."""
         self._due: _Due | None = None
@@ -54,8 +62,7 @@ class Reports:
     def add(self, step: int, taken: PendingStep, *, begun: float, learning_rate: float, skipped_batches: int) -> None:
         """Report the step before, then keep this one until the next call."""
         self.flush()
-        memory = memory_use(self._components.device)
-        memory_bytes = memory.device_peak or memory.host_rss
+        memory_bytes = max(0, step_memory(self._components.device) - self._before)
         self._due = _Due(step, taken, begun, learning_rate, memory_bytes, skipped_batches)
 
     def flush(self, also: Mapping[str, Any] | None = None, *, rolled_back_to: int | None = None) -> None:
