@@ -4,10 +4,11 @@
     python benchmarks/offload_disk.py --folder /nvme --model 13b --share 0.28 --gradients step
     python benchmarks/offload_disk.py --model tiny --device cpu        # on any machine
 
-Random tokens through `Accelerator`, torch's AdamW, bf16 on a GPU. One JSON line: host bytes per parameter (the peak of
-this process's private memory over that before the model was offloaded) and of that the stated buffers; seconds of each
-step; the share of the optimizer step's time in which a disk transfer was in flight, and its rate beside the raw
-O_DIRECT rate of the folder, measured in the same run. The process ends itself before host memory runs out.
+Random tokens through `Accelerator`, torch's AdamW, bf16 on a GPU. One JSON line of all steps so far after each: host
+bytes per parameter (the peak of this process's private memory over that before the model was offloaded) and of that
+the stated buffers; seconds of each step; the share of the optimizer step's time in which a disk transfer was in
+flight, and its rate beside the raw O_DIRECT rate of the folder, measured in the same run. The process ends itself
+before host memory runs out.
 """
 
 from __future__ import annotations
@@ -110,6 +111,28 @@ def main() -> None:
 
     tokens = torch.randint(1000, (chosen.batch, chosen.length + 1), device=accelerator.device)
     losses, steps, shares, rates = [], [], [], []
+
+    def report() -> None:
+        # Of the step, of gradients in flight, and of the first write.
+        buffers = 2 * tiers.buffers * tiers.buffer_bytes + (64 << 20)
+        line = {
+            "row": f"offload {chosen.model}, {chosen.share:g} on disk, gradients {chosen.gradients}, parameters "
+            f"{chosen.parameters}",
+            "parameters": count,
+            "host_bytes_per_parameter": (guard.peak - before) / count,
+            "host_bytes_per_parameter_less_buffers": (guard.peak - before - buffers) / count,
+            "buffer_bytes": buffers,
+            "file_bytes_per_parameter": store.nbytes / count,
+            "step_seconds": steps,
+            "disk_busy_share": shares,
+            "gb_per_s": [one / 1e9 for one in rates],
+            "raw_gb_per_s": {"read": rate.read / 1e9, "write": rate.write / 1e9},
+            "device_gib": torch.cuda.max_memory_allocated() / GIB if chosen.device == "cuda" else 0.0,
+            "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            "losses": losses,
+        }
+        print(json.dumps(line), flush=True)
+
     while len(steps) < chosen.steps:
         if steps and time.perf_counter() - begun + 1.6 * steps[-1] > chosen.seconds:
             note("no time for another step")
@@ -133,25 +156,7 @@ def main() -> None:
         shares.append((busy_now - busy) / (end - stepping))
         rates.append((now - moved) / max(busy_now - busy, 1e-9))
         note(f"step {len(steps)}: {steps[-1]:.1f} s, disk busy {shares[-1]:.3f}, {rates[-1] / 1e9:.2f} GB/s")
-    # Of the step, of gradients in flight, and of the first write.
-    buffers = 2 * tiers.buffers * tiers.buffer_bytes + (64 << 20)
-    line = {
-        "row": f"offload {chosen.model}, {chosen.share:g} on disk, gradients {chosen.gradients}, parameters "
-        f"{chosen.parameters}",
-        "parameters": count,
-        "host_bytes_per_parameter": (guard.peak - before) / count,
-        "host_bytes_per_parameter_less_buffers": (guard.peak - before - buffers) / count,
-        "buffer_bytes": buffers,
-        "file_bytes_per_parameter": store.nbytes / count,
-        "step_seconds": steps,
-        "disk_busy_share": shares,
-        "gb_per_s": [one / 1e9 for one in rates],
-        "raw_gb_per_s": {"read": rate.read / 1e9, "write": rate.write / 1e9},
-        "device_gib": torch.cuda.max_memory_allocated() / GIB if chosen.device == "cuda" else 0.0,
-        "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "losses": losses,
-    }
-    print(json.dumps(line), flush=True)
+        report()
     # Freeing host memory page by page takes long; the files have no names.
     sys.stdout.flush()
     os._exit(0)
