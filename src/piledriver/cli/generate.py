@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> None:
             tokenizer=tokenizer,
             dtype=dtype,
             max_memory=memory_limits(args.memory, args.device_memory),
+            scratch=args.scratch,
             max_context=longest,
             max_sequences=len(prompts) * args.n,
             deterministic=args.deterministic,

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
         max_context=args.length or len(tokenizer.encode(args.prompt)) + 1 + args.max_tokens,
         max_memory=memory_limits(args.memory, args.device_memory),
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
+        scratch=args.scratch,
     )
     for line in map_lines(opened.plan, opened.rates):
         print(line)

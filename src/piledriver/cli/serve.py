@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> None:
             engine, opened = open_tiered_engine(
                 args.model,
                 max_memory=memory_limits(args.memory, args.device_memory),
+                scratch=args.scratch,
                 max_context=args.max_context or 2048,
                 max_sequences=args.max_sequences or 4,
                 **settings,

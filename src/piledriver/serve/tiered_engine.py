@@ -22,14 +22,18 @@ def open_tiered_engine(
     max_memory: Mapping[Any, Any] | None = None,
     max_context: int = 2048,
     max_sequences: int = 1,
+    scratch: storage.Location | None = None,
     **settings: Any,
 ) -> tuple[Engine, TieredModel]:
     """Return an engine whose weights come from their tiers, and the model with the plan that placed it.
 
     Room is kept for `max_sequences` answers of `max_context` tokens. Fused kernels and CUDA graphs hold addresses of
-    weights, so a model whose blocks are streamed runs without them.
+    weights, so a model whose blocks are streamed runs without them. `scratch` is the folder for the packed weights of a
+    quantised model.
     """
-    opened = open_tiered(folder, batch=max_sequences, length=max_context, max_memory=max_memory, dtype=dtype)
+    opened = open_tiered(
+        folder, batch=max_sequences, length=max_context, max_memory=max_memory, dtype=dtype, scratch=scratch
+    )
     resident = opened.stream is None
     longest = min(max_context, opened.model.config.max_positions)
     block = int(settings.get("block_size", 16))

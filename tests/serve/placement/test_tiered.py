@@ -13,8 +13,9 @@ from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder, save_folder
 from piledriver.models.quantised import quantise_linears
 from piledriver.serve import SamplingParams, generate
-from piledriver.serve.placement import PlacementError, dispatch_model
+from piledriver.serve.placement import dispatch_model
 from piledriver.serve.placement.tiered_model import open_tiered
+from tests.compress.test_formats import FORMATS, rewrite
 from tests.serve.text.test_detokenizer import byte_level
 
 TOKENS = torch.arange(20).view(2, 10)
@@ -61,12 +62,37 @@ def test_generate_offloads_and_answers_the_same(folder, capsys):
         assert f"{more[0]} and --offload do not go together" in capsys.readouterr().err
 
 
-def test_a_quantised_folder_names_the_way_to_stream_it(folder, tmp_path):
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["int8", "gptq", "awq", "fp8"])
+def test_a_quantised_folder_streams_packed(folder, tmp_path, case):
+    model = load_folder(folder)
+    if case == "int8":
+        quantise_linears(model, "int8")
+    save_folder(model, tmp_path)
+    if case != "int8":
+        settings, encode, _ = FORMATS[case]
+        rewrite(tmp_path, settings, encode)
+    files = sorted(os.listdir(tmp_path))
+    whole = load_folder(tmp_path)
+    resident = open_tiered(tmp_path, length=32, max_memory={"cpu": 10**9})
+    assert resident.stream is None
+    assert torch.equal(resident.model(TOKENS), whole(TOKENS))
+    needs = resident.plan.needs
+    enough = resident.plan.weights["cpu"] + needs.activations + needs.cache
+    opened = open_tiered(tmp_path, length=32, max_memory={"cpu": enough - 1000})
+    assert opened.stream is not None
+    assert opened.plan.weights["disk"] > 0
+    for _ in range(3):
+        assert torch.equal(opened.model(TOKENS), whole(TOKENS))
+    streamed = [tensor for block in opened.stream.blocks for tensor in block.tensors]
+    assert any(tensor.absent.dtype.itemsize == 1 for tensor in streamed) == (case != "fp8")  # which is read dense
+    assert sorted(os.listdir(tmp_path)) == files
+
+
+def test_dispatch_streams_quantised_layers(folder, tmp_path):
     model = load_folder(folder)
     quantise_linears(model, "int8")
     save_folder(model, tmp_path)
-    with pytest.raises(PlacementError, match=r"is quantised.*dispatch_model"):
-        open_tiered(tmp_path)
     again, whole = load_folder(tmp_path), load_folder(tmp_path)
     ends = {name: "cpu" for name, _ in again.named_children() if name != "blocks"}
     dispatch_model(again, {**ends, "blocks": "disk"}, offload_dir=tmp_path / "offload")

@@ -11,6 +11,9 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
         "--memory", metavar="SIZE", help="most host memory for weights, as 8GiB (default: all that is free)"
     )
     parser.add_argument("--device-memory", metavar="SIZE", help="most memory of each GPU (default: what is free)")
+    parser.add_argument(
+        "--scratch", metavar="DIR", help="where a quantised model is packed while it runs (default: its own folder)"
+    )
 
 
 def add_offload(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,8 @@
 """Open a model folder that may be larger than memory: plan its device map, load what stays, stream the rest.
 
 Folders of known families become our `Transformer`, whose blocks are assembled from the tensors of the files while they
-are streamed; the embedding, the last norm and the output projection always stay on the device.
+are streamed; the embedding, the last norm and the output projection always stay on the device. Quantised folders are
+packed once for our kernels (`packed_folder.py`) and stay packed in every tier.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from piledriver.models import Transformer
 from piledriver.models.interchange import read_folder_config, read_generation, stored_parts
 from piledriver.plan.placement.by_time import DeviceMap, LinkRates, place_by_time, rates_here
 from piledriver.plan.placement.room import inference_room
-from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.load_checkpoint import prefix_in
 from piledriver.serve.placement.maps.sizes import get_max_memory
+from piledriver.serve.placement.packed_folder import pack_folder
 
 # Of the probe of a disk: the first reads allocate buffers and start threads.
 _WARM_UP_BYTES, _PROBED_BYTES = 16 << 20, 32 << 20
@@ -61,27 +62,31 @@ def open_tiered(
     length: int = 2048,
     max_memory: Mapping[Any, Any] | None = None,
     dtype: torch.dtype | None = None,
+    scratch: str | os.PathLike[str] | None = None,
 ) -> TieredModel:
     """Return the model of a folder, placed for `batch` sequences of `length` tokens.
 
-    `max_memory` gives bytes by device (0, "cpu"); by default what is free, within the limits of the process.
+    `max_memory` gives bytes by device (0, "cpu"); by default what is free, within the limits of the process. The
+    weights of a quantised folder are packed into a file without a name in `scratch`, by default the folder itself, or
+    that of temporary files where it cannot be written.
     """
     config, theirs = read_folder_config(folder)
-    if theirs.get("quantization_config"):
-        raise PlacementError(
-            f"{os.fspath(folder)} is quantised: its tensors are converted when it is loaded, and cannot be streamed",
-            fix="use `piledriver generate`, which loads it whole, or `dispatch_model(load_folder(folder), places)`, "
-            "which streams quantised weights from host memory or an offload folder",
-        )
     with torch.device("meta"):
         model = Transformer(config)
-    sources = _sources(folder, config, theirs)
-    stored = next(iter(sources.values())).parts[0].dtype
-    model.to(dtype or stored).requires_grad_(False).eval()
+    length = min(length, config.max_positions)
+    if theirs.get("quantization_config"):
+        packed = pack_folder(model, folder, theirs, dtype=dtype, scratch=scratch)
+        sources = {name: Assembled((extent,), _first) for name, extent in packed.extents.items()}
+        model.requires_grad_(False).eval()
+        room = packed.room(batch, length)
+    else:
+        sources = _sources(folder, config, theirs)
+        stored = next(iter(sources.values())).parts[0].dtype
+        model.to(dtype or stored).requires_grad_(False).eval()
+        room = None
     # Before memory is counted, because measuring takes some that allocators keep.
     rates = replace(rates_here(), disk=measure_read_rate(sources))
-    length = min(length, config.max_positions)
-    room = inference_room(model, batch, length)
+    room = room or inference_room(model, batch, length)
     memory = get_max_memory(dict(max_memory) if max_memory is not None else None)
     if max_memory is None and "cpu" in memory:
         # Threads read, and one assembles.
@@ -103,19 +108,24 @@ def place_tiered(
 
     More than one block is fetched ahead only into `spare` bytes.
     """
-    places = {name: device_map[prefix_in(name, device_map) or ""] for name, _ in model.named_parameters()}
+    tensors = dict(model.named_parameters()) | {name: one for name, one in model.named_buffers() if name in sources}
+    places = {name: device_map[prefix_in(name, device_map) or ""] for name in tensors}
     accelerators = [place for place in device_map.values() if place not in ("cpu", "disk")]
     main: Any = accelerators[0] if accelerators else "cpu"
     device = torch.device("cuda", main) if isinstance(main, int) else torch.device(main)
     streamed = {name for name, place in places.items() if tier_of(place, device) is not Tier.DEVICE}
-    staying = {name: sources[name] for name, _ in model.named_parameters() if name not in streamed}
+    staying = {name: sources[name] for name in tensors if name not in streamed}
     for name, value in _read_ahead(staying):
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
-        made = value.to(places[name], model.get_parameter(name).dtype)
-        module._parameters[leaf] = nn.Parameter(made.contiguous(), requires_grad=False)
-    for module in model.modules():
-        if module._buffers and not module._parameters and any(one is not None for one in module._buffers.values()):
+        made = value.to(places[name], tensors[name].dtype).contiguous()
+        if leaf in module._buffers:
+            module._buffers[leaf] = made
+        else:
+            module._parameters[leaf] = nn.Parameter(made, requires_grad=False)
+    for name, module in model.named_modules():
+        tables = [one for one in module._buffers if module._buffers[one] is not None and f"{name}.{one}" not in sources]
+        if tables and not module._parameters:
             module.to_empty(device=device, recurse=False)  # a table is rebuilt when its module moves
     groups = [
         StreamedGroup(f"blocks.{key}", block, whole=True)
@@ -132,7 +142,7 @@ def place_tiered(
             return _cast(sources[name], parameter.dtype)
         return _load(sources[name], parameter)
 
-    sizes = [int(_WINDOW * sum(weight.nbytes for weight in group.module.parameters())) for group in groups]
+    sizes = [int(_WINDOW * sum(weight.nbytes for *_, weight in group.weights(buffers=False))) for group in groups]
     return ModelStream(groups, source_of, device, deepest=_deepest(sizes, spare))
 
 

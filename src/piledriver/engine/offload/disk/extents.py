@@ -11,6 +11,7 @@ import torch
 
 from piledriver.core.errors import CorruptFileError, MissingFileError
 from piledriver.core.safetensors import CODES, LENGTH_BYTES
+from piledriver.engine.offload.disk.block_file import BlockFile
 
 _DTYPES = {code: getattr(torch, name) for name, code in CODES.items()}
 _DTYPES |= {"C64": torch.complex64, "F8_E8M0": torch.float8_e8m0fnu}
@@ -25,6 +26,8 @@ class Extent:
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    file: BlockFile | None = None
+    """The open file, where it has no name; `path` is then its folder."""
 
     @property
     def nbytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,16 @@ def quantised_layers(
     folder: str | os.PathLike[str], config: ModelConfig, theirs: Mapping[str, Any]
 ) -> dict[str, QuantisedLinear]:
     """Return the layers of blocks whose weights our kernels take quantised, by the names of their weights."""
+    layers = dict(read_quantised_layers(folder, config, theirs))
+    whole = without_lone_matrices({name for name, layer in layers.items() if isinstance(layer, StackedCodes)})
+    return {name: layer for name, layer in layers.items() if not isinstance(layer, StackedCodes) or name in whole}
+
+
+def read_quantised_layers(
+    folder: str | os.PathLike[str], config: ModelConfig, theirs: Mapping[str, Any]
+) -> Iterator[tuple[str, QuantisedLinear]]:
+    """Yield the layers of `quantised_layers` one by one, and with them matrices of experts whose other one is dense."""
     kind, files = family_of(theirs), tensor_files(Path(folder))
-    layers: dict[str, QuantisedLinear] = {}
     with ExitStack() as stack:
         handles = {path: stack.enter_context(open_tensors(path)) for path in sorted(set(files.values()))}
         tensors = StoredTensors(theirs, set(files), lambda stored: handles[files[stored]].get_tensor(stored))
@@ -50,18 +58,17 @@ def quantised_layers(
                     fix="check the config.json of the folder",
                 )
             if stacked:
-                layers[name] = StackedCodes(flat_codes(codes), len(shape))
+                yield name, StackedCodes(flat_codes(codes), len(shape))
             else:
-                layers[name] = made(codes.grid.pack(codes.values))
-    return _without_lone_matrices(layers)
+                yield name, made(codes.grid.pack(codes.values))
 
 
-def _without_lone_matrices(layers: dict[str, QuantisedLinear]) -> dict[str, QuantisedLinear]:
-    """Leave out a quantised matrix of experts whose other matrix is dense: it is read dense too."""
+def without_lone_matrices(experts: set[str]) -> set[str]:
+    """Leave out a quantised matrix of experts whose other matrix is dense: it is read dense too.
+
+    >>> sorted(without_lone_matrices({"0.gate_up", "0.down", "1.down"}))
+    ['0.down', '0.gate_up']
+    """
     other = {"gate_up": "down", "down": "gate_up"}
-    kept = {}
-    for name, layer in layers.items():
-        parent, _, part = name.rpartition(".")
-        if not isinstance(layer, StackedCodes) or f"{parent}.{other[part]}" in layers:
-            kept[name] = layer
-    return kept
+    split = {name: name.rpartition(".") for name in experts}
+    return {name for name, (parent, _, part) in split.items() if f"{parent}.{other[part]}" in experts}
