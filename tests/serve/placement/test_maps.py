@@ -11,6 +11,7 @@ from piledriver.plan.placement.room import WORKSPACE_BYTES, inference_room
 from piledriver.plan.placement.sizes import compute_module_sizes
 from piledriver.serve.placement import PlacementError, infer_auto_device_map, init_empty_weights
 from piledriver.serve.placement.maps.device_map import get_balanced_memory
+from piledriver.serve.placement.maps.host_memory import left_by_group
 
 RATES = LinkRates(host=50e9, disk=2e9, memory=3e12, flops=5e14)
 MIB = 1 << 20
@@ -92,3 +93,27 @@ def test_what_fits_stays_and_the_fastest_order_is_taken(model):
 def test_one_of_batch_and_length_is_an_error(model):
     with pytest.raises(PlacementError, match="one of batch and length is missing"):
         infer_auto_device_map(model, {"cpu": 10**9}, batch=1)
+
+
+@pytest.mark.parametrize(
+    ("own", "folder", "limit", "used", "cached"),
+    [
+        ("0::/job/step", "", "memory.max", "memory.current", "file"),
+        (
+            "5:cpu:/\n4:memory:/job/step\n0::/",
+            "memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_cache",
+        ),
+    ],
+)
+def test_limits_of_control_groups_count_in_both_versions(tmp_path, own, folder, limit, used, cached):
+    for path, most in (("job", "1000"), ("job/step", "max" if folder == "" else str(2**63 - 4096))):
+        group = tmp_path / folder / path
+        group.mkdir(parents=True)
+        (group / limit).write_text(most + "\n")
+        (group / used).write_text("700\n")
+        (group / "memory.stat").write_text(f"anon 600\n{cached} 100\n")
+    assert min(left_by_group(own, tmp_path)) == 400
+    assert left_by_group("0::/elsewhere", tmp_path) == []

@@ -60,7 +60,7 @@ class DirectReader:
                     f"{name}: a tensor of {place.nbytes} bytes at {place.offset} was expected to have {target.nbytes}",
                     fix="load the checkpoint of this model, in the dtype that it was saved in",
                 )
-            file = self._opened(place.path) if place.file is None else place.file.opened  # type: ignore[union-attr]
+            file = self._opened(place.path) if place.file is None else place.file.opened
             found.append((file, place.offset, target))
         return self.io.read_tensors(found, stream)
 

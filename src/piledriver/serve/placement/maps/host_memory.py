@@ -16,7 +16,7 @@ def available_host_memory() -> int:
     """
     import psutil
 
-    free = [int(psutil.virtual_memory().available), *_left_by_limits(), *_left_by_group()]
+    free = [int(psutil.virtual_memory().available), *_left_by_limits(), *left_by_group()]
     return max(min(free), 0)
 
 
@@ -34,14 +34,34 @@ def _left_by_limits() -> list[int]:
     return []
 
 
-def _left_by_group() -> list[int]:
-    """Return what the control group (version 2) leaves; its cached files can be dropped and count as free."""
+def left_by_group(own: str | None = None, mounted: Path = _CGROUP) -> list[int]:
+    """Return what each control group of the process, and each group around it, leaves; versions 1 and 2.
+
+    Cached files can be dropped and count as free. `own` is the text of /proc/self/cgroup.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        own = own if own is not None else Path("/proc/self/cgroup").read_text()
+    for line in (own or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, names = mounted, ("memory.max", "memory.current", "file")
+        elif "memory" in controllers.split(","):
+            base, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
+        else:
+            continue
+        group = base / path.lstrip("/")
+        # A container may see its own group as the root.
+        for folder in dict.fromkeys((group, *group.parents, base)):
+            if folder == base or base in folder.parents:
+                found += _left_in(folder, *names)
+    return found
+
+
+def _left_in(folder: Path, limit: str, used: str, cached: str) -> list[int]:
     with contextlib.suppress(OSError, ValueError):
-        own = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
-        for folder in (_CGROUP / own, _CGROUP):
-            limit = (folder / "memory.max").read_text().strip()
-            if limit != "max":
-                counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                used = int((folder / "memory.current").read_text()) - int(counts.get("file", 0))
-                return [int(limit) - used]
+        # Without a limit it is "max", which is no number.
+        most = int((folder / limit).read_text())
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return [most - int((folder / used).read_text()) + int(counts.get(cached, 0))]
     return []
