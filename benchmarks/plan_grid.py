@@ -123,7 +123,16 @@ UNSEEN: list[tuple[str, int, dict[str, Any], str, int]] = [
 # Shapes and settings that no row above has; measured after the predictions were written.
 SHAPES |= {
     "grouped": (
-        {**SMALL, "vocab_size": 65536, "dim": 1536, "layers": 14, "heads": 24, "kv_heads": 8, "mlp_dim": 5120},
+        {
+            **SMALL,
+            "vocab_size": 65536,
+            "dim": 1536,
+            "layers": 14,
+            "heads": 24,
+            "kv_heads": 8,
+            "mlp_dim": 5120,
+            "max_positions": 3072,
+        },
         3072,
     ),
     "plain": (

@@ -61,6 +61,8 @@ SOFTWARE = {
         dropout=False,
         overlap=1.0,
         overlap_tp=_ASYNC_TP,
+        overlap_sends=True,
+        fused_casts=True,
         fp32_gradients=True,
         delayed_scales=True,
     ),
@@ -171,6 +173,8 @@ def _row(table: str, raw: dict[str, str]) -> Row | None:
         )
     except PiledriverError:
         return None
+    if not micro and raw["model"].startswith("gpt2-"):
+        micro = batch // dp  # in 2020 it did not accumulate gradients
     if not micro:
         micro = 1 if software == "megatron" and pp > 1 else _usual_micro_batch(batch // dp, config)
     micro = min(micro, max(1, batch // dp))
@@ -254,6 +258,8 @@ def _layout(raw: dict[str, str], tp: int, pp: int, cp: int, ep: int, vpp: int) -
         policy = "full"  # the runs of 2020 checkpoint every block (arXiv 1909.08053)
     precision = {"fp8": "fp8", "fp16": "fp16", "fp32": "fp32"}.get(raw["precision"], "bf16")
     sequence = "no sequence parallelism" not in raw["notes"] and raw["framework"] != "megatron-deepspeed"
+    if raw["framework"].startswith("megatron-lm") and not raw["accelerator"].startswith("h"):
+        sequence = "sequence parallelism" in raw["notes"] and sequence  # since May 2022 (arXiv 2205.05198)
     several = {"schedule": "interleaved-1f1b", "stages_per_rank": vpp} if pp > 1 and vpp > 1 else {}
     if ep > 1 and zero in (1, 2):
         zero = 0

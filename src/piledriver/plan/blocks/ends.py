@@ -42,7 +42,7 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
         product,
         matmul("output layer, input gradient", tokens, dim, rows, size),
         matmul("output layer, weight gradient", rows, dim, tokens, size),
-        moved("loss", (3 if setting.traits.chunked_loss else 8) * tokens * rows * size),
+        moved("loss", _loss_bytes(setting) * tokens * rows),
     ]
     whole = tokens * dim * size
     hidden = Kept("input of the output layer", whole)
@@ -79,6 +79,21 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
         ),
         exchanges=exchanges,
     )
+
+
+def _loss_bytes(setting: BlockSetting) -> float:
+    """Return the traffic of one logit besides the output layer's products, forward and backward.
+
+    A loss on whole logits runs in fp32. Compiled, it reads them twice and writes their gradient; eager, it casts them
+    there and back with a log-softmax and its gradient between; over sharded rows maximum, difference, exponential, sum
+    and quotient are kernels of their own.
+    """
+    traits = setting.traits
+    if traits.chunked_loss:
+        return 3.0 * setting.itemsize
+    if setting.compiled and traits.compiled_loss:
+        return 16.0
+    return 46.0 if setting.loss_parallel or traits.master_copy else 34.0
 
 
 def _whole_logits(

@@ -26,6 +26,8 @@ class ExchangePair:
     axis: str
     bytes: float
     count: int = 1
+    backward_bytes: float | None = None
+    """Bytes of the backward where they differ."""
 
 
 def forward_of(pairs: Iterable[ExchangePair]) -> tuple[Exchange, ...]:
@@ -35,7 +37,11 @@ def forward_of(pairs: Iterable[ExchangePair]) -> tuple[Exchange, ...]:
 
 def backward_of(pairs: Iterable[ExchangePair]) -> tuple[Exchange, ...]:
     """Return the collectives of the backward."""
-    return tuple(Exchange(one.backward, one.axis, one.bytes, one.count) for one in pairs if one.backward and one.count)
+    return tuple(
+        Exchange(one.backward, one.axis, one.bytes if one.backward_bytes is None else one.backward_bytes, one.count)
+        for one in pairs
+        if one.backward and one.count
+    )
 
 
 def block_exchanges(w: Widths) -> list[ExchangePair]:
@@ -46,14 +52,16 @@ def block_exchanges(w: Widths) -> list[ExchangePair]:
 def into_heads(setting: BlockSetting, size: float) -> ExchangePair:
     """Return the exchange before a column-parallel product whose whole input has `size` bytes."""
     if setting.sequence_parallel:
-        return ExchangePair("all-gather", "reduce-scatter", "tp", size)
+        gathered = size / setting.itemsize if setting.gathers_fp8 else size
+        return ExchangePair("all-gather", "reduce-scatter", "tp", gathered, backward_bytes=size)
     return ExchangePair(None, "all-reduce", "tp", size)
 
 
 def out_of_heads(setting: BlockSetting, size: float) -> ExchangePair:
     """Return the exchange after a row-parallel product whose whole output has `size` bytes."""
     if setting.sequence_parallel:
-        return ExchangePair("reduce-scatter", "all-gather", "tp", size)
+        gathered = size / setting.itemsize if setting.gathers_fp8 else size
+        return ExchangePair("reduce-scatter", "all-gather", "tp", size, backward_bytes=gathered)
     return ExchangePair("all-reduce", None, "tp", size)
 
 

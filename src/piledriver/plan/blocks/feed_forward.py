@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from piledriver.plan.blocks.fp8 import (
     fp8_parameters_of_mlp,
     gated_mlp,
@@ -11,6 +13,9 @@ from piledriver.plan.blocks.fp8 import (
 )
 from piledriver.plan.blocks.operators import Kept, Operator, matmul, moved
 from piledriver.plan.blocks.widths import Widths
+
+# Traffic of gathers and scatters of rows relative to a copy.
+_INDEXED_PASSES = 2.5
 
 
 def mlp_operators(w: Widths) -> list[Operator]:
@@ -37,19 +42,25 @@ def _experts(w: Widths) -> list[Operator]:
     assert moe is not None
     chosen, rows = moe.experts_per_token, w.expert_rows
     local = max(1, moe.experts // w.setting.ep)
+    each = 16 * math.ceil(rows / local / 16)  # grouped products pad their rows
     width = w.inner * (2 if w.gated else 1)
     found = [
         matmul("router", w.tokens, moe.experts, w.dim, w.size),
         moved("routing", w.tokens * moe.experts * 4 * 6 + rows * 8 * 8),
-        w.move("dispatch", 4 * chosen * w.dim),
-        matmul("experts up", rows / local, width, w.dim, w.size, groups=local),
+        _indexed(w, "dispatch", 4 * chosen * w.dim),
+        matmul("experts up", each, width, w.dim, w.size, groups=local),
         w.move("activation", chosen * (width + w.inner)),
-        matmul("experts down", rows / local, w.dim, w.inner, w.size, groups=local),
-        w.move("combine", (2 * chosen + 1) * w.dim),
+        matmul("experts down", each, w.dim, w.inner, w.size, groups=local),
+        _indexed(w, "combine", (2 * chosen + 1) * w.dim),
     ]
     if w.shared:
         found += [*_dense(w, w.shared, "shared expert "), w.move("sum with the shared expert", 3 * w.dim)]
     return found
+
+
+def _indexed(w: Widths, name: str, elements: float) -> Operator:
+    """Return a kernel that reads or writes rows by index, which compiling does not fuse."""
+    return moved(name, elements * w.tokens * w.size * max(w.passes, _INDEXED_PASSES))
 
 
 def kept_by_mlp(w: Widths) -> list[Kept]:

@@ -49,7 +49,9 @@ def linear_operators(w: Widths, name: str, rows: float, columns: float, tokens: 
     tokens = w.tokens if tokens is None else tokens
     is_fp8 = runs_in_fp8(w, rows, columns)
     product = matmul(name, tokens, rows, columns, w.size, precision="fp8" if is_fp8 else w.setting.wide_precision)
-    return [*_casts(w, tokens * columns, rows * columns, is_fp8=is_fp8), product]
+    # Attention writes 16 bits; norms and activations may write 8.
+    inputs = 0.0 if w.setting.traits.fused_casts and name != "out" else tokens * columns
+    return [*_casts(w, inputs, rows * columns, is_fp8=is_fp8), product]
 
 
 def gradient_casts(w: Widths, product: Operator) -> list[Operator]:
@@ -57,6 +59,8 @@ def gradient_casts(w: Widths, product: Operator) -> list[Operator]:
     if product.precision != "fp8" or product.shape is None or product.name.endswith(_INSIDE):
         return []
     rows, columns, _ = product.shape
+    if w.setting.traits.fused_casts and product.name.endswith("up"):
+        return []  # written by the activation's backward
     return [moved(CASTS, _cast_bytes(w) * rows * columns)]
 
 

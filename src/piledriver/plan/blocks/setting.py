@@ -30,6 +30,8 @@ class Traits:
     """Share of data-parallel communication that runs beside the backward."""
     overlap_tp: float = 0.0
     """Share of tensor-parallel communication that runs beside the matrix products."""
+    overlap_sends: bool = False
+    """Schedules with several stages a rank send activations beside the next stage's compute."""
     memory_passes: float = 1.0
     """Elementwise traffic relative to compiled kernels."""
     dropout: bool = False
@@ -41,6 +43,8 @@ class Traits:
     """Selective recomputation keeps every second matrix product (torchtitan)."""
     scatter_sends: bool = False
     """Pipeline stages send 1 / tp of an activation from each rank, and gather it inside the node."""
+    fused_casts: bool = False
+    """Norms and activations write fp8 themselves, and tensor parallelism gathers activations in it."""
     delayed_scales: bool = False
     """Scales of fp8 come from earlier steps: a cast is one pass, and weights are cast once a step."""
     hopper_attention: float = 1.0
@@ -107,6 +111,11 @@ class BlockSetting:
     def wide_precision(self) -> str:
         """The dtype of products that are not in fp8."""
         return "bf16" if self.matmul_precision == "fp8" else self.matmul_precision
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Whether tensor-parallel ranks gather activations in 8 bits."""
+        return self.traits.fused_casts and self.precision.startswith("fp8")
 
     @property
     def casts(self) -> bool:

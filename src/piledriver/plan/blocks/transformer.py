@@ -20,15 +20,19 @@ from piledriver.plan.blocks.widths import Widths
 
 # Products of a flash attention backward relative to its forward: it recomputes the scores.
 _ATTENTION_BACKWARD = 2.5
+# Traffic of an elementwise backward relative to its forward: it reads the gradient besides what the forward read. Ours
+# also sums gradients of weights in fp32.
+_BACKWARD, _OWN_BACKWARD = 1.5, 2.0
 # Kernels that the host launches for one block, forward and backward; of eager blocks with the Python between them, in
 # units of a launch.
 _EAGER_KERNELS = (58, 122)
 _FUSED_EAGER_KERNELS = (34, 62)
 _COMPILED_KERNELS = (16, 34)
-# Further ones of rotary positions and gates, of routing, of latent attention, of norms of queries and keys, and of the
-# Python that selective checkpointing runs for each operator.
+# Further ones of rotary positions and gates, of routing, of a shared expert, of latent attention, of norms of queries
+# and keys, and of the Python that selective checkpointing runs for each operator.
 _EAGER_ROTARY, _EAGER_GATE = (22, 43), (10, 20)
 _EAGER_ROUTING, _COMPILED_ROUTING = (80, 130), (24, 36)
+_EAGER_SHARED = (15, 30)
 _EAGER_LATENT, _COMPILED_LATENT = (45, 90), (5, 10)
 _EAGER_QK_NORM = (25, 50)
 _EAGER_SELECTIVE = (86, 172)
@@ -75,6 +79,8 @@ def _kernels(w: Widths) -> tuple[int, int]:
     found = [_COMPILED_KERNELS if compiled else _EAGER_KERNELS]
     if w.moe is not None:
         found.append(_COMPILED_ROUTING if compiled else _EAGER_ROUTING)
+    if w.shared and not compiled:
+        found.append(_EAGER_SHARED)
     if w.config.latent is not None:
         found.append(_COMPILED_LATENT if compiled else _EAGER_LATENT)
     if w.config.positions == "rotary" and not compiled:
@@ -98,7 +104,8 @@ def _backward_of(operator: Operator, w: Widths) -> list[Operator]:
         return [gate_gradient(operator)]
     if operator.kind == "attention":
         return [replace(operator, flops=_ATTENTION_BACKWARD * operator.flops, bytes=2 * operator.bytes)]
-    return [replace(operator, bytes=2.0 * operator.bytes)]
+    passes = _OWN_BACKWARD if w.setting.traits.name == "piledriver" else _BACKWARD
+    return [replace(operator, bytes=passes * operator.bytes)]
 
 
 def _gradients(operator: Operator, w: Widths) -> list[Operator]:

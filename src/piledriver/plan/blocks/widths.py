@@ -38,7 +38,7 @@ class Widths:
         windowed = window is not None and window < setting.length and traits.name == "piledriver"
         self.mask_cost = _WINDOW_COST * (1 + _MASK_BLOCK / (window or 1)) if windowed else 1.0
         """Time of attention with a window, relative to the products of a causal kernel that skips what is masked."""
-        self.eager = not setting.compiled and traits.name == "piledriver"
+        self.eager = not setting.compiled and traits.name in ("piledriver", "torchtitan")
         self.passes = traits.memory_passes * (_EAGER_PASSES if self.eager else 1.0)
 
     @property

@@ -9,6 +9,9 @@ from piledriver.engine.layout import Layout
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.time.rates import Efficiency
 
+# Hops that starting a collective inside a node takes as long as.
+_START = 10
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -59,7 +62,7 @@ def collective_seconds(kind: str, size: float, axis: Axis, cluster: Cluster, eff
     if not within:
         share = cluster.device.efficiency["network"] * efficiency.network
     rate = link.bytes_per_second * share
-    steps = math.ceil(math.log2(ranks)) if not within else min(ranks - 1, 4)
+    steps = math.ceil(math.log2(ranks)) if not within else ranks - 1
     moved = {"all-reduce": 2.0 * (ranks - 1) / ranks, "send": 1.0}.get(kind, (ranks - 1) / ranks)
-    hops = {"all-reduce": 2 * steps, "send": 1}.get(kind, steps)
+    hops = {"all-reduce": 2 * steps, "send": 1}.get(kind, steps) + (_START if within else 0)
     return size * moved / rate + hops * link.latency

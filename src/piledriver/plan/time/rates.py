@@ -18,6 +18,9 @@ _TILE = (128, 128)
 _DEPTH = 160.0
 # Products in fp8 reach this much less of their peak than those in bf16 of theirs; their casts are operators.
 _FP8_SHARE = 0.88
+# Products in fp32 do without tensor cores, whose data comes too slowly: they come nearer to their peak. Attention does
+# not: it multiplies in three passes of tf32.
+_FP32_SHARE, _TF32_PASSES = 0.85, 3
 # Products in fp8 that write fp32, as the gradients of fp32 weights, run at this share of those that write bf16.
 _FP32_OUTPUT_SHARE = 0.5
 
@@ -83,6 +86,8 @@ class Rates:
         share = self.device.efficiency["matmul"] * self.efficiency.matmul
         if precision == "fp8":
             share *= _FP8_SHARE
+        elif precision == "fp32" and self.device.kind == "cuda":
+            share = max(share, _FP32_SHARE * self.efficiency.matmul)
         if isinstance(table, Mapping) and precision in table:
             return _interpolated(table[precision], shape, groups, self.device.tile) * self.efficiency.matmul
         return peak * share * occupancy(shape, groups, self.device.tile)
@@ -91,6 +96,8 @@ class Rates:
         rate = _measured(self.device, "attention")
         if rate is None:
             peak = self.device.peak("bf16" if self.precision in ("fp8", "auto") else self.precision)
+            if self.precision == "fp32":
+                peak = max(peak, self.device.peaks.get("tf32", 0.0) / _TF32_PASSES)
             rate = peak * self.device.efficiency["attention"]
         if operator.shape is not None:
             # Narrow heads spend more of their time on softmax, and short rows on the edges of the mask.

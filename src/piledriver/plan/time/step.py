@@ -71,6 +71,8 @@ class _BlockSeconds:
     tensor_forward: float
     tensor_backward: float
     host: float
+    """Seconds that the device waits for launches."""
+    launched: float
 
 
 def step_time(
@@ -100,8 +102,9 @@ def step_time(
     timer = _Timer(config, layout, cluster, setting, axes, efficiency, optimizer, {} if memo is None else memo)
     devices = _stage_devices(cluster, layout)
     costs = [timer.stage(stage, device) for stage, device in zip(stages, devices, strict=True)]
-    # Stages alike differ in their device at most.
-    alike = {id(cost): (stage, cost) for stage, cost in zip(stages, costs, strict=True)}.values()
+    # Ranks alike have stages of the same cost.
+    ranks = {tuple(id(costs[index]) for index in many): many for many in stages_by_rank(layout)}.values()
+    held = [[(stages[index], costs[index]) for index in many] for many in ranks]
     bubble = send = 0.0
     own = max(stages_by_rank(layout), key=lambda many: sum(costs[index].seconds for index in many))
     if layout.pp > 1:
@@ -109,8 +112,8 @@ def step_time(
     names = ("compute", "recompute", "tensor", "host")
     parts = [accumulation * sum(getattr(costs[index], name) for index in own) for name in names]
     compute, recompute, tensor, host = parts
-    data = max(timer.data_parallel(stage, cost, accumulation) for stage, cost in alike)
-    optimizer_seconds, offload = max((timer.optimizer_step(stage) for stage, _ in alike), key=sum)
+    data = max(timer.data_parallel(mine, accumulation) for mine in held)
+    optimizer_seconds, offload = max((timer.optimizer_steps(mine, accumulation) for mine in held), key=sum)
     return StepTime(
         compute=compute,
         recompute=recompute,
@@ -130,6 +133,8 @@ class _StageSeconds:
     recompute: float
     tensor: float
     host: float
+    launched: float
+    """Seconds of the host for its launches, which run beside the device."""
     backward: float
     """Seconds of the backward, which hides data-parallel communication."""
     seconds: float
@@ -176,7 +181,7 @@ class _Timer:
         if "fp8" in device.peaks and traits.hopper_attention != 1.0:
             efficiency = replace(efficiency, attention=efficiency.attention * traits.hopper_attention)
         rates = Rates(device, self.setting.matmul_precision, efficiency)
-        compute = recompute = tensor = host = backward = 0.0
+        compute = recompute = tensor = host = backward = launched = 0.0
         for window, experts, many in block_kinds(self.config, stage.blocks):
             key = (self.setting, self.weight_size, window, experts, device.name)
             if key not in self.memo:
@@ -187,6 +192,7 @@ class _Timer:
             recompute += many * one.recompute
             tensor += many * (one.tensor_forward + one.tensor_backward)
             host += many * one.host
+            launched += many * one.launched
             backward += many * (one.backward + one.recompute + one.tensor_backward)
         for end, there in ((self._embedding(), stage.first), (self._loss(), stage.last)):
             if there:
@@ -202,6 +208,7 @@ class _Timer:
             recompute=recompute,
             tensor=tensor,
             host=host,
+            launched=launched,
             backward=backward,
             seconds=compute + recompute + tensor + host,
         )
@@ -229,6 +236,7 @@ class _Timer:
             tensor_forward=hidden * there,
             tensor_backward=hidden * back,
             host=host,
+            launched=(first + second) * launched,
         )
 
     def _launch(self, device: Device) -> float:
@@ -269,29 +277,39 @@ class _Timer:
             size /= layout.tp
         hop = collective_seconds("send", size, self.axes["pp"], self.cluster, self.efficiency)
         # Forward and backward of each stage border; a steady pipeline hides none of a blocking exchange.
-        return fill, 2 * hop * (microbatches * per + layout.pp - 1)
+        steady = 0 if self.setting.traits.overlap_sends and per > 1 else microbatches * per
+        return fill, 2 * hop * (steady + layout.pp - 1)
 
-    def data_parallel(self, stage: Stage, cost: _StageSeconds, rounds: int) -> float:
-        """Return the seconds of a stage's data-parallel communication that are not hidden."""
+    def data_parallel(self, mine: list[tuple[Stage, _StageSeconds]], rounds: int) -> float:
+        """Return the seconds of a rank's data-parallel communication that are not hidden."""
         layout, traits = self.layout, self.setting.traits
-        states = stage_states(self.config, stage, layout, self.optimizer)
-        block = states["block"].elements
-        ends = states["embedding"].elements + states["head"].elements
-        total = block * len(stage.blocks) + ends
+        states = [stage_states(self.config, stage, layout, self.optimizer) for stage, _ in mine]
+        block = max(one["block"].elements for one in states)
+        ends = [one["embedding"].elements + one["head"].elements for one in states]
+        total = sum(one["block"].elements * len(stage.blocks) for one, (stage, _) in zip(states, mine, strict=True))
+        total += sum(ends)
         gradient_size = 4.0 if traits.fp32_gradients or not traits.master_copy else 2.0
         if layout.has_bf16_weights and layout.zero < 3:
             gradient_size = 4.0  # reduced in fp32
         hybrid = self._time("all-reduce", "dp_replicate", total * gradient_size / shard_ranks(layout))
         if layout.zero == 3 and self.axes["dp_shard"].size > 1:
-            return hybrid * (1 - traits.overlap) + self._fully_sharded(block, ends, stage, cost, rounds)
+            sharded = sum(
+                self._fully_sharded(one["block"].elements, end, stage, cost, rounds)
+                for one, end, (stage, cost) in zip(states, ends, mine, strict=True)
+            )
+            return hybrid * (1 - traits.overlap) + sharded
+        # Of several stages on a rank all but the last to finish reduce beside the last micro-batches of the others.
+        times = max(1.0, layout.pp * (len(mine) - 1) / len(mine)) if layout.schedule in MANY_STAGES_A_RANK else 1.0
+        backward = times * sum(cost.backward for _, cost in mine)
+        last = block / max(total, 1.0)
         if layout.zero in (1, 2):
             kind = "reduce-scatter" if layout.zero == 2 or traits.master_copy else "all-reduce"
             reduce = self._time(kind, "dp_shard", total * gradient_size) + hybrid
             gather = self._time("all-gather", "dp_shard", total * self.weight_size)
-            hidden = gather * (traits.overlap if traits.master_copy else 0.0)
-            exposed = self._exposed(reduce, cost.backward, block / max(total, 1.0))
-            return exposed + gather - (1 - _CONTENTION) * hidden
-        return self._exposed(hybrid, cost.backward, block / max(total, 1.0))
+            forward = times * sum(cost.seconds - cost.backward for _, cost in mine)
+            hidden = min(gather, forward) * (traits.overlap if traits.master_copy else 0.0)
+            return self._exposed(reduce, backward, last) + gather - (1 - _CONTENTION) * hidden
+        return self._exposed(hybrid, backward, last)
 
     def _exposed(self, seconds: float, backward: float, last: float) -> float:
         """Return what the backward does not hide: all beyond its length, and the last bucket."""
@@ -323,13 +341,23 @@ class _Timer:
     def _time(self, kind: str, axis: str, size: float) -> float:
         return collective_seconds(kind, size, self.axes[axis], self.cluster, self.efficiency)
 
-    def optimizer_step(self, stage: Stage) -> tuple[float, float]:
-        """Return the seconds of a stage's optimizer and of offload."""
+    def optimizer_steps(self, mine: list[tuple[Stage, _StageSeconds]], rounds: int) -> tuple[float, float]:
+        """Return the seconds of a rank's optimizer and of offload.
+
+        The host is ahead of the device by what the blocks took longer on the device than to launch.
+        """
+        parts = [self._optimizer_step(stage) for stage, _ in mine]
+        ahead = sum(max(0.0, cost.seconds - cost.host - cost.launched) for _, cost in mine)
+        device, host = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        return max(device, host - rounds * ahead), sum(part[2] for part in parts)
+
+    def _optimizer_step(self, stage: Stage) -> tuple[float, float, float]:
+        """Return the seconds of a stage's optimizer on the device, of the host for it, and of offload."""
         states = stage_states(self.config, stage, self.layout, self.optimizer, self.setting.traits)
         total = states["block"].times(len(stage.blocks)) + states["embedding"] + states["head"]
         rates = Rates(self.cluster.slowest, self.setting.matmul_precision, self.efficiency)
         if self.layout.offloads:
-            return 0.0, self._offloaded_step(total)
+            return 0.0, 0.0, self._offloaded_step(total)
         # Read gradient, weight and states, write weight and states; the norm reads the gradients once more.
         share = total.owned / max(total.elements, 1.0) if self.layout.zero else 1.0
         traffic = 2 * total.states + 2 * total.weights * min(1.0, share if self.layout.zero < 3 else 1.0)
@@ -337,7 +365,8 @@ class _Timer:
         if self.layout.has_bf16_weights and self.optimizer in ("adamw", "muon", "lion", "sgd"):
             traffic += _ROUNDING_BYTES * total.owned
         launch = self._launch(rates.device)
-        return rates.move(traffic) + kernel_seconds(self.config, stage, self.optimizer, rates, launch), 0.0
+        iterations, host = kernel_seconds(self.config, stage, self.optimizer, rates, launch)
+        return rates.move(traffic) + iterations, host, 0.0
 
     def _offloaded_step(self, total: StateBytes) -> float:
         """Seconds of transfers and of the step on the host; reads and writes of files overlap with it."""
