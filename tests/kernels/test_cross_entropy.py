@@ -111,4 +111,9 @@ def test_default_chunks() -> None:
     assert default_chunk_tokens(50304, "cuda") == 4096
     assert default_chunk_tokens(128256, "cuda") == 2048
     assert default_chunk_tokens(10**9, "cuda") == 1024
+    # Large vocabularies: as many tokens as the gradient of the weight beside them allows.
+    assert default_chunk_tokens(151936, "cuda", 1024) == 1792
+    assert default_chunk_tokens(262144, "cuda", 5376) == 2048
+    assert default_chunk_tokens(50304, "cuda", 4096) == 4096
+    assert [chunked._even_chunks(tokens, 1792) for tokens in (0, 5, 8192, 16384)] == [1, 16, 1648, 1648]
     assert default_chunk_tokens(10**9, "cpu") == 64

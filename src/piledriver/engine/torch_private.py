@@ -46,6 +46,14 @@ def remove_pre_hooks(module: nn.Module, kind: type[Any]) -> None:
         module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
+def remove_hooks(module: nn.Module, kind: type[Any]) -> None:
+    """Remove the forward hooks of a kind."""
+    for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, kind)]:
+        del module._forward_hooks[key]
+        module._forward_hooks_always_called.pop(key, None)
+        module._forward_hooks_with_kwargs.pop(key, None)
+
+
 def raise_recompile_limit(least: int) -> None:
     """Let the compiler keep at least so many graphs of one function; beyond its limit it would run uncompiled."""
     import torch._dynamo.config as config

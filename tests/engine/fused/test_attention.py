@@ -133,6 +133,36 @@ def test_masks_of_other_parts_are_not_read() -> None:
     assert read_mask_function(theirs.and_masks(theirs.causal_mask_function, lambda *_: True)) is None
 
 
+@pytest.mark.usefixtures("_block_masks_on_cpu")
+@torch.no_grad()
+def test_documents_are_looked_for_only_where_a_call_gives_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    real = theirs.find_packed_sequence_indices
+    monkeypatch.setattr(theirs, "find_packed_sequence_indices", lambda ids: looked.append(ids) or real(ids))
+    monkeypatch.setattr("piledriver.engine.fused.attention.has_kernels", lambda _: True)
+    # With a cache transformers never looks.
+    model, given = fused(build("llama", use_cache=False)), batch("llama")
+    original = build("llama", use_cache=False)
+    expected = original(**given).loss
+    assert len(looked) == 1
+    looked.clear()
+    torch.testing.assert_close(model(**given).loss, expected)
+    torch.testing.assert_close(model(given["input_ids"], labels=given["labels"]).loss, expected)
+    assert not looked
+    packed = model(given["input_ids"], None, PACKED, labels=given["labels"]).loss
+    assert len(looked) == 1
+    torch.testing.assert_close(packed, original(**given, position_ids=PACKED).loss)
+    # A call that fails leaves nothing behind.
+    with pytest.raises(IndexError):
+        model(given["input_ids"] + 1000)
+    looked.clear()
+    original(**given)
+    assert len(looked) == 1
+    unfuse(model)
+    model(**given)
+    assert len(looked) == 2
+
+
 class TestOnGpu:
     pytestmark = ON_GPU
 

@@ -109,6 +109,9 @@ def _fuse_attention(report: FuseReport, model: nn.Module, device: torch.device) 
         )
         if agrees:
             attention.install_attention(module)
+        # On a CPU nothing waits.
+        if attention.has_kernels(device) and attention.expect_packing_only_with_positions(module):
+            report.notes.append("packed documents are looked for only where a call gives position_ids")
 
 
 def _fuse_output(report: FuseReport, model: nn.Module, modules: dict[str, nn.Module], mesh: Mesh) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from piledriver.engine.fused.plain import takes_one_tensor, why_special
 from piledriver.engine.fused.recompute import recompute_in_backward
 from piledriver.engine.fused.verify import TOLERANCE, Forward, largest_difference, trial_copy
-from piledriver.engine.shards.local_params import plain_twin, reads_replicas
 
 OPERATION = "norm"
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps", "_eps")
@@ -35,9 +34,7 @@ def is_norm(module: nn.Module) -> bool:
 
 def match_norm(module: nn.Module, device: torch.device, *, recompute: bool) -> tuple[Any, str]:
     """Return the replacement of a norm's forward and its name; (None, why) if no formula agrees."""
-    # Under tensor parallelism norms are replicated: each rank reads a full weight.
-    module = plain_twin(module) if reads_replicas(module) else module
-    special = why_special(module)
+    special = why_special(module, replicas=True)
     if special is not None:
         return None, special
     twin = trial_copy(module, device)

@@ -13,24 +13,30 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
+from piledriver.engine.shards.local_params import reads_replicas
 from piledriver.engine.torch_private import has_hooks
+from piledriver.optim.shards import local
 
 _INDICES = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "idx", "training"})
 
 
-def why_special(module: nn.Module) -> str | None:
-    """Return why a module must run its own forward; None for a plain one."""
+def why_special(module: nn.Module, *, replicas: bool = False) -> str | None:
+    """Return why a module must run its own forward; None for a plain one.
+
+    With `replicas` a module whose forward reads full parameters that tensor parallelism replicated is plain.
+    """
     if "forward" in vars(module):
         return "its forward was replaced"
-    sharded = [name for name, one in module.named_parameters(recurse=False) if isinstance(one, DTensor)]
-    if sharded:
-        return f"{sharded[0]} is sharded or replicated over ranks"
-    if has_hooks(module):
-        return "it has hooks"
+    if not (replicas and reads_replicas(module)):
+        sharded = [name for name, one in module.named_parameters(recurse=False) if isinstance(one, DTensor)]
+        if sharded:
+            return f"{sharded[0]} is sharded or replicated over ranks"
+        if has_hooks(module):
+            return "it has hooks"
     if parametrize.is_parametrized(module):
         return "its parameters are parametrised"
     for name, parameter in module.named_parameters(recurse=False):
-        if type(parameter) is not nn.Parameter or not parameter.is_floating_point():
+        if type(local(parameter)) not in (nn.Parameter, Tensor) or not parameter.is_floating_point():
             return f"{name} is quantised ({type(parameter).__name__}, {str(parameter.dtype).removeprefix('torch.')})"
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -40,11 +40,11 @@ class FuseReport:
 
     def replace(self, operation: str, kind: str, modules: Iterable[str], note: str) -> None:
         """Record modules that were replaced."""
-        self.replaced.append(Entry(operation, kind, tuple(modules), note))
+        _add(self.replaced, Entry(operation, kind, tuple(modules), note))
 
     def leave(self, operation: str, kind: str, modules: Iterable[str], why: str) -> None:
         """Record modules that were left alone."""
-        self.left.append(Entry(operation, kind, tuple(modules), why))
+        _add(self.left, Entry(operation, kind, tuple(modules), why))
 
     def __str__(self) -> str:
         lines = ["replaced:" if self.replaced else "replaced: nothing"]
@@ -52,6 +52,15 @@ class FuseReport:
         lines += ["left as it was:"] * bool(self.left)
         lines += [f"  {entry}" for entry in self.left]
         return "\n".join([*lines, *self.notes])
+
+
+def _add(entries: list[Entry], new: Entry) -> None:
+    """Append an entry, or its modules to an entry that says the same: settings that cannot be compared split a kind."""
+    for number, known in enumerate(entries):
+        if (known.operation, known.kind, known.note) == (new.operation, new.kind, new.note):
+            entries[number] = replace(known, modules=(*known.modules, *new.modules))
+            return
+    entries.append(new)
 
 
 def number_ranges(names: Iterable[str]) -> str:

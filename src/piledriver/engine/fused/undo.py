@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from piledriver.engine.fused.attention import uninstall_attention
+from piledriver.engine.fused.attention import forget_packing, uninstall_attention
 from piledriver.engine.fused.report import pop_report
 from piledriver.engine.fused.residual import CastInput
 from piledriver.engine.torch_private import remove_pre_hooks
@@ -15,6 +15,7 @@ def unfuse(model: nn.Module) -> None:
     if pop_report(model) is None:
         return
     uninstall_attention(model)
+    forget_packing(model)
     for module in model.modules():
         forward = vars(module).get("forward")
         if getattr(getattr(forward, "__func__", None), "is_fused", False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from piledriver.engine.shards.local_params import plain_copy
 
 TOLERANCE = 1e-5
 """Largest relative difference (norm of the difference over the norm) of an output or a gradient in fp32."""
@@ -22,7 +23,7 @@ def trial_copy(module: nn.Module, device: torch.device) -> nn.Module:
     """Return a copy in fp32 with random weights: initial ones and zeros would hide differences."""
     hidden = {name: module.__dict__.pop(name) for name in ("_engine_state",) if name in module.__dict__}
     try:
-        twin = copy.deepcopy(module)
+        twin = plain_copy(module)
     finally:
         module.__dict__.update(hidden)
     twin = twin.to_empty(device=device).float() if _is_meta(twin) else twin.to(device).float()

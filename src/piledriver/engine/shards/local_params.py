@@ -6,8 +6,8 @@ or with fp8 kernels, needs to know nothing of parallelism.
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_t
 from piledriver.engine.shards.collectives import Group, copy_to_region
 
 Reader = Callable[[Tensor], Tensor]
-_OF_READERS = frozenset({"_readers", "_reads_locally"})
 
 
 def part(parameter: Tensor) -> Tensor:
@@ -149,17 +148,13 @@ def reads_replicas(module: nn.Module) -> bool:
     return bool(readers) and known and replicas and hooks == [_begin, _end] and not module._modules
 
 
-def plain_twin(module: nn.Module) -> nn.Module:
-    """Return a copy of a module of `reads_replicas` that has plain parameters, and no hooks."""
-    kind = type(module)
-    twin: nn.Module = object.__new__(kind.__mro__[1] if "_local_names" in kind.__dict__ else kind)
-    twin.__dict__.update({name: value for name, value in vars(module).items() if name not in _OF_READERS})
-    twin._parameters = {
-        name: None if parameter is None else nn.Parameter(part(parameter.detach()).clone())
-        for name, parameter in module._parameters.items()
-    }
-    twin._forward_pre_hooks, twin._forward_hooks = OrderedDict(), OrderedDict()
-    return twin
+def plain_copy(module: nn.Module) -> nn.Module:
+    """Return a deep copy of a module in which local shards are plain parameters, and its forward reads them as such."""
+    memo: dict[int, Any] = {id(reader): part for reader in module.__dict__.get("_readers", {}).values()}
+    for parameter in module.parameters():
+        if isinstance(parameter, DTensor):
+            memo[id(parameter)] = nn.Parameter(part(parameter.detach()).clone())
+    return copy.deepcopy(module, memo)
 
 
 @functools.cache  # one class for all blocks, so that they share one compilation

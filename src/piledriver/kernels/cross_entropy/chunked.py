@@ -46,20 +46,22 @@ def chunked_cross_entropy(
         ignore_index,
         z_loss,
         softcap,
-        chunk_tokens or default_chunk_tokens(weight.shape[0], hidden.device.type),
+        chunk_tokens or default_chunk_tokens(weight.shape[0], hidden.device.type, weight.shape[1]),
         grad and hidden.requires_grad,
         grad and weight.requires_grad,
     )[:3]
     return total, entropy.detach(), squares.detach()
 
 
-def default_chunk_tokens(vocab_size: int, device_type: str) -> int:
+def default_chunk_tokens(vocab_size: int, device_type: str, dim: int = 0) -> int:
     """Return a power of two of tokens whose logits fill 2^28 numbers on a GPU, 2^22 on a CPU.
 
-    On a GPU it is at least 1,024: each chunk reads and writes the whole gradient of the weight.
+    Each chunk reads and writes the whole gradient of the weight. On a GPU it is therefore at least 1,024 tokens, and at
+    least 7/4 of `dim` up to 2,048: the logits are then still smaller than the gradient in fp32 that exists beside them.
     """
     budget, least = (1 << 22, 64) if device_type == "cpu" else (1 << 28, 1024)
-    return 1 << max(budget // vocab_size, least).bit_length() - 1
+    tokens = 1 << max(budget // vocab_size, least).bit_length() - 1
+    return tokens if device_type == "cpu" else max(tokens, min(2048, -(-7 * dim // 4 // _ROWS) * _ROWS))
 
 
 def loss_and_gradients(
@@ -75,6 +77,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the total, the cross-entropy, log(Z)^2, and the gradients of the total (empty where not asked for)."""
     vocab, tokens = weight.shape[0], hidden.shape[0]
+    chunk_tokens = _even_chunks(tokens, chunk_tokens)
     compute_weight = _aligned_rows(weight, hidden.dtype)
     # One buffer for the logits of all chunks: a new one would exist beside the last.
     buffer = hidden.new_empty(min(chunk_tokens, tokens), compute_weight.shape[0])
@@ -177,6 +180,12 @@ def _aligned_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
     aligned = weight.new_zeros((vocab + _ROWS - 1) // _ROWS * _ROWS, dim, dtype=dtype)
     aligned[:vocab] = weight
     return aligned
+
+
+def _even_chunks(tokens: int, chunk_tokens: int) -> int:
+    """Return the size of chunks that are as few as with `chunk_tokens`, and of nearly equal size, aligned."""
+    chunks = max(-(-tokens // chunk_tokens), 1)
+    return max(min(-(-tokens // chunks // _ROWS) * _ROWS, chunk_tokens), 1)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
