@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Enter:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        names = _positional(type(module))
+        names = _positional(type(module).forward)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         _stack().append((id(module), given.get("position_ids") is None and len(args) <= len(names)))
 
@@ -94,7 +95,7 @@ def _parts(model: nn.Module) -> list[nn.Module]:
 
 
 @functools.cache
-def _positional(kind: type[nn.Module]) -> tuple[str, ...]:
+def _positional(forward: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of a forward's positional arguments."""
-    given = list(inspect.signature(kind.forward).parameters.values())[1:]
+    given = list(inspect.signature(forward).parameters.values())[1:]
     return tuple(one.name for one in given if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
