@@ -88,7 +88,7 @@ def process(rank: int, folder: str) -> None:
                 assert torch.equal(ours, theirs), (zero, one)
 
         # Saved with tiers, resumed without, and the other way round.
-        for source, target in ((2, "none"), (0, tiers[2])):
+        for source, target in ((5, "none"), (0, tiers[5])):
             path = Path(folder).parent / f"checkpoints-{zero}-{source}"
             save(path, Contents(models=[runs[source][0]], optimizers=[runs[source][1]], rng=False))
             resumed = make(Layout(zero=zero, offload=target))  # type: ignore[arg-type]
