@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+import warnings
+from typing import Any
 
 from piledriver.cli.options.counts import positive
 from piledriver.cli.options.offload import add_memory
@@ -48,13 +51,23 @@ def run(args: argparse.Namespace) -> None:
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature)
     print(args.prompt, end="", flush=True)
     moments = [time.perf_counter()]
-    for event in engine.stream([*engine.boundary(), *engine.encode(args.prompt)], params):
-        moments.append(time.perf_counter())
-        print("".join(delta.text for delta in event.deltas), end="", flush=True)
-    print()
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        try:
+            for event in engine.stream([*engine.boundary(), *engine.encode(args.prompt)], params):
+                moments.append(time.perf_counter())
+                print("".join(delta.text for delta in event.deltas), end="", flush=True)
+        finally:
+            # What is printed next, an error too, has a line of its own.
+            print(flush=True)
     # The first token also reads the prompt.
     taken = moments[-1] - moments[1] if len(moments) > 2 else moments[-1] - moments[0]
     each = taken / max(len(moments) - 2, 1)
     print(f"measured {each:.3g} s a token, the first after {moments[1] - moments[0]:.3g} s")
     if opened.stream is not None:
         print(rate_line(opened.stream))
+
+
+def _warn(message: Warning | str, *_: Any) -> None:
+    """Print a warning (a disk that is slower than expected) on a line of its own, within the answer."""
+    print(f"\npiledriver: warning: {message}", file=sys.stderr, flush=True)
