@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     print(args.prompt, end="", flush=True)
     moments = [time.perf_counter()]
     with warnings.catch_warnings():
-        warnings.showwarning = _warn
+        warnings.showwarning = _warn  # type: ignore[assignment]
         try:
             for event in engine.stream([*engine.boundary(), *engine.encode(args.prompt)], params):
                 moments.append(time.perf_counter())
