@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from piledriver.observe import profile_step
 from piledriver.observe.communication import CommunicationRecorder
 from piledriver.observe.communication.interception import ignore
 from piledriver.observe.leaks.watch import LeakWatch
@@ -182,8 +183,21 @@ class _Lines:
         os.write(self.descriptor, b"".join([_line(self.entry) for _ in range(self.COUNT)]))
 
 
-def measure(device: str, seconds: float, rounds: int) -> dict[str, Any]:
-    loop = Loop(device)
+def profiled(loop: Loop) -> dict[str, Any]:
+    """What share of the peak has an owner, and how far the parts of the wall time sum to it."""
+    rank = profile_step(loop.step, loop.model, [loop.optimizer], warm_up=1, steps=3).ranks[0]
+    return {
+        "row": "profile",
+        "named_share": round(rank.memory[0].named_share, 5),
+        "sum_over_wall": round(sum(rank.seconds.values()) / rank.wall_seconds, 5),
+        "peak_over_allocator": round(rank.memory[0].bytes / rank.facts["peak_bytes"], 5)
+        if rank.facts["peak_bytes"]
+        else None,
+        "device": loop.device,
+    }
+
+
+def measure(loop: Loop, seconds: float, rounds: int, calls: int) -> dict[str, Any]:
     plain: list[float] = []
     differences: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +207,7 @@ def measure(device: str, seconds: float, rounds: int) -> dict[str, Any]:
         everything.recorder.__enter__()  # it rests after some calls, so that rounds without it are as they would be
         with everything.on() as after:  # the first steps look at all live tensors twice, later ones hardly ever
             started = WARM_UP * (loop.seconds(WARM_UP, after, everything.timer) - before)
-            loop.seconds(160, after, everything.timer)  # the leak watch looks more rarely after its first steps
+            loop.seconds(120, after, everything.timer)  # the leak watch looks more rarely after its first steps
 
         def watched() -> float:
             with everything.on() as after:
@@ -205,7 +219,7 @@ def measure(device: str, seconds: float, rounds: int) -> dict[str, Any]:
             without, with_all = (first, second) if turn % 2 else (second, first)
             plain.append(without)
             differences.append(with_all - without)
-        parts = everything.parts(64)
+        parts = everything.parts(calls)
         recorded = everything.recorder.summary()
         everything.recorder.__exit__()
         everything.hub.finish()
@@ -226,7 +240,7 @@ def measure(device: str, seconds: float, rounds: int) -> dict[str, Any]:
             "slower_by_parts": round(sum(parts.values()) * 1e-6 / TARGET, 5),
             "all_reduce_us": round(1e6 * (recorded[0].seconds or 0.0), 1),
         },
-        "device": device,
+        "device": loop.device,
         "collectives_per_step": COLLECTIVES,
     }
 
@@ -236,11 +250,14 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seconds", type=float, default=0.5, help="length of a round")
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--parts", type=int, default=64, help="calls of each part that are timed")
     args = parser.parse_args()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29653", "RANK": "0", "WORLD_SIZE": "1"}
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
-    print(json.dumps(measure(args.device, args.seconds, args.rounds)))
+    loop = Loop(args.device)
+    print(json.dumps(measure(loop, args.seconds, args.rounds, args.parts)), flush=True)
+    print(json.dumps(profiled(loop)), flush=True)
     dist.destroy_process_group()
 
 
