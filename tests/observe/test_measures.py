@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import time
 from importlib import resources
 
@@ -18,6 +19,7 @@ from piledriver.core.errors import UsageError
 from piledriver.observe.communication import counted_communication
 from piledriver.observe.flops import count_flops, measured_peak, model_flops_utilisation, peak_flops
 from piledriver.observe.memory import memory_use, readable, reset_peak
+from piledriver.observe.memory.use import reset_host_peak, step_memory
 from piledriver.observe.monitor import SystemMonitor
 from piledriver.observe.timers import StepTimer
 from tests.checkpoint.processes import run as on_ranks
@@ -58,6 +60,17 @@ def test_memory() -> None:
     assert memory_use("cpu").host_rss > before + 200_000_000
     assert held.sum() == 400_000_000
     assert memory_use("cpu").host_available > 0
+
+
+def test_the_peak_of_a_process_begins_again() -> None:
+    size, cpu = 2**26, torch.device("cpu")
+    before = reset_host_peak()
+    with mmap.mmap(-1, size) as pages:  # memory that no allocator keeps
+        for place in range(0, size, 4096):
+            pages[place] = 1
+    assert step_memory(cpu) - before > 0.9 * size
+    after = reset_host_peak()
+    assert step_memory(cpu) - after < 0.5 * size
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))

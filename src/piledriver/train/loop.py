@@ -14,14 +14,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-import torch
-
 from piledriver.checkpoint.header import read_header
 from piledriver.core.config import save_config
 from piledriver.core.errors import ConfigError, MissingDependencyError, PiledriverError
 from piledriver.data.tokens.token_set import open_tokens
 from piledriver.models import Transformer, learning_rate_scales
-from piledriver.observe.memory.use import step_memory
+from piledriver.observe.memory.use import reset_host_peak
 from piledriver.optim import ScheduledLR, build_optimizer
 from piledriver.plan.learn import counted_bytes, record_measurement, save_prediction
 from piledriver.runtime.world import World
@@ -90,7 +88,7 @@ class Trainer:
     ) -> None:
         self.config, self.validate, self.sample = config, validate, sample
         # Of a process on a CPU: the interpreter and its libraries, which are no part of a prediction of tensors.
-        held = step_memory(torch.device("cpu"))
+        held = reset_host_peak()
         self.components = components = build_components(config)
         self.world, self.batching = components.world, components.batching
         self.bytes_before = held if components.device.type == "cpu" else 0

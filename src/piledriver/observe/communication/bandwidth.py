@@ -16,13 +16,16 @@ _NAMES = {
     "_allgather_base": "all_gather",
     "allgather_into_tensor": "all_gather",
     "allgather_base": "all_gather",
+    "all_gather_single": "all_gather",
     "reducescatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all",
     "alltoallv": "all_to_all",
+    "all_to_all_single": "all_to_all",
     "all_to_allv": "all_to_all",
     "recvanysource": "recv",
 }
@@ -39,6 +42,8 @@ def collective_name(name: str) -> str:
 
     >>> collective_name("nccl:_all_gather_base"), collective_name("gloo:allreduce"), collective_name("ALLREDUCE")
     ('all_gather', 'all_reduce', 'all_reduce')
+    >>> collective_name("all_gather_single"), collective_name("reduce_scatter_single")
+    ('all_gather', 'reduce_scatter')
     """
     short = name.lower().partition(":")[2].strip(":") or name.lower()
     if short.startswith(("nccldevkernel_", "ncclkernel_")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -44,14 +44,22 @@ def memory_use(device: torch.device | str | None = None) -> MemoryUse:
 
 
 def step_memory(device: torch.device) -> int:
-    """Return the peak of the tensors on a GPU, or the resident bytes of this process; cheap enough for every step."""
+    """Return the peak of tensors on a GPU, or of this process's resident bytes; cheap enough for every step."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:
-        with open("/proc/self/statm", "rb", buffering=0) as file:
-            return int(file.read(128).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        with open("/proc/self/status", "rb", buffering=0) as file:
+            _, _, found = file.read(8192).partition(b"VmHWM:")
+        return int(found.split(None, 1)[0]) * 1024
     except (OSError, IndexError, ValueError):  # not Linux
         return memory_use(device).host_rss
+
+
+def reset_host_peak() -> int:
+    """Begin the peak of this process's resident bytes again, where the system allows it; return the bytes now."""
+    with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return memory_use("cpu").host_rss
 
 
 def reset_peak(device: torch.device | str | None = None) -> None:

@@ -281,6 +281,7 @@ def _optimizer_facts(optimizers: list[Any]) -> dict[str, Any]:
     return {
         "class": type(inner).__name__,
         "fused": bool(defaults.get("fused")),
+        "can_be_fused": "fused" in defaults,
         "foreach": defaults.get("foreach"),
         "parameters": sum(len(group["params"]) for group in inner.param_groups),
     }

@@ -22,7 +22,7 @@ def report_text(report: ReportValues, *, depth: int = 3, operators: int = 12, ow
     lines += ["", "Operators (rank 0, per step)", *_operators(first, operators)]
     lines += ["", "Memory at the peak (rank 0)", *_memory(first, owners)]
     if report.traffic:
-        lines += ["", "Communication", *_traffic(report)]
+        lines += ["", "Communication (per step)", *_traffic(report)]
     if any(one.input_output for one in report.ranks):
         lines += ["", "Loader, tokeniser, checkpoint, tracker (per step)", *_input_output(report)]
     if len(report.ranks) > 1:
@@ -148,7 +148,7 @@ def _traffic(report: ReportValues) -> list[str]:
         rows.append(
             [
                 row.name,
-                row.group[:24],
+                row.group[:24] or "unnamed",
                 str(row.ranks),
                 readable(row.size),
                 f"{row.count / steps:g}",

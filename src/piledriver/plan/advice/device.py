@@ -150,7 +150,7 @@ def unfused_attention(case: Case) -> Advice | None:
 def slow_optimizer(case: Case) -> Advice | None:
     """The optimizer steps parameter by parameter."""
     about = case.facts.get("optimizer", {})
-    if not about or about.get("fused"):
+    if not about or about.get("fused") or not about.get("can_be_fused"):
         return None
     kernels = case.per_step("optimizer_kernels" if case.on_device else "optimizer_operators")
     seconds = case.per_step("optimizer_seconds" if case.on_device else "optimizer_host_seconds")

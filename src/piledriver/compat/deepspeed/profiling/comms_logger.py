@@ -57,7 +57,9 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
             "avg_latency_ms": None if row.seconds is None else row.seconds * 1e3,
             "tput_avg_gbps": None if row.algorithm_bandwidth is None else row.algorithm_bandwidth * 8 / 1e9,
             "busbw_avg_gbps": None if row.bus_bandwidth is None else row.bus_bandwidth * 8 / 1e9,
-            **({"straggler_ms": (row.skew_seconds or 0.0) * 1e3} if show_straggler else {}),
+            **(
+                {"straggler_ms": None if row.skew_seconds is None else row.skew_seconds * 1e3} if show_straggler else {}
+            ),
         }
     return {"summary": found}
 
