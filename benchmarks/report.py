@@ -99,9 +99,10 @@ def figure(value: float | list[float] | None, digits: int = 4) -> str:
 
 def records_of(name: str, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the records in one line that a benchmark printed."""
-    for measure in load_measures()[name]["measures"]:
-        if not str(line.get("row", "")).startswith(measure["row"]):
-            continue
+    measures, row = load_measures()[name]["measures"], str(line.get("row", ""))
+    # A row may go on after the name of its measure, unless another measure names all of it.
+    exact = [measure for measure in measures if measure["row"] == row]
+    for measure in exact or [measure for measure in measures if row.startswith(measure["row"])]:
         for key in (at(line, measure["each"]) or {}) if "each" in measure else [""]:
             spelled = {k: v.replace("{}", key) for k, v in measure.items() if isinstance(v, str)}
             over = at(line, spelled["over"]) if "over" in spelled else 1
