@@ -22,6 +22,7 @@ from piledriver.kernels.linear import dequantise_weight, quantise_weight
 from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.gemv import gemv
 from piledriver.kernels.linear.integer_gemv import integer_gemv
+from piledriver.kernels.linear.invariant_row import invariant_row_linear
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.triton import TritonLinear
 torch.manual_seed(0)
@@ -51,6 +52,14 @@ for rows, outputs, columns in ((1, 128, 1024), (1, 96, 384), (5, 96, 256), (20, 
             expected = ReferenceLinear()(half.float(), given, **wide)
             found = integer_gemv(half, given, **short).float()
             torch.testing.assert_close(found, expected, rtol=1e-2, atol=5e-2)
+for outputs, columns in ((96, 384), (32, 4608)):
+    x, weight, norm = torch.randn(1, columns), torch.randn(outputs, columns), torch.randn(columns)
+    for options in (
+        {"gate_block": 16, "bias": torch.randn(outputs), "norm": norm, "eps": 1e-5},
+        {"residual": torch.randn(1, outputs), "bias": torch.randn(outputs)},
+    ):
+        expected = ReferenceLinear()(x, weight, **options)
+        torch.testing.assert_close(invariant_row_linear(x, weight, **options), expected, rtol=1e-3, atol=1e-2)
 for dim, rotary, norms in ((16, 16, False), (16, 8, True), (24, 24, True), (16, 0, False)):
     projected, table = torch.randn(5, 2 * 5 * dim), torch.randn(50, rotary) if rotary else None
     pages = [torch.zeros(4, 2, 8, dim) for _ in range(4)]
@@ -122,3 +131,20 @@ def test_few_rows_on_a_cpu_are_the_same_product(rows: int) -> None:
     torch.testing.assert_close(found, F.linear(x, weight, bias))
     assert found.is_contiguous()
     assert few_rows_linear(x, weight.requires_grad_()).requires_grad
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("outputs", "columns", "gate"), [(3072, 2048, 0), (1536, 8960, 0), (1024, 2048, 64), (61, 96, 0)]
+)
+def test_a_single_row_on_a_gpu_has_the_bits_that_it_has_among_others(outputs: int, columns: int, gate: int) -> None:
+    torch.manual_seed(0)
+    x, weight = (torch.randn(rows, columns, device="cuda").bfloat16() for rows in (200, outputs * (2 if gate else 1)))
+    norm = torch.rand(columns, device="cuda").bfloat16()
+    options: dict[str, Any] = {"norm": norm, "eps": 1e-5, "gate_block": gate, "invariant": True}
+    whole = linear(x, weight, **options)
+    for at in (0, 7, 199):
+        for count in (1, 3, 40):
+            first = max(0, at - count + 1)
+            assert torch.equal(linear(x[first : at + 1], weight, **options)[-1], whole[at])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.decode.step import StepTensors
+from piledriver.kernels.early_launch import launch_options, starts_early
 from piledriver.kernels.registry import TritonKernel
 
 try:
@@ -17,12 +18,16 @@ except ImportError:
     triton = None
 
 if triton is not None:
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.paged_attention.rotate import rotate
 
     @triton.jit
     def _rms_norm(
-        x, weight, out, dim, stride, eps, WEIGHT: tl.constexpr, BLOCK: tl.constexpr
+        x, weight, out, dim, stride, eps, WEIGHT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
     ):  # fmt: skip
+        if EARLY:
+            gdc_launch_dependents()
+            gdc_wait()
         row = tl.program_id(0).to(tl.int64)
         columns = tl.arange(0, BLOCK)
         inside = columns < dim
@@ -112,9 +117,11 @@ class TritonDecode(TritonKernel):
         rows, dim = x.shape
         out = torch.empty(rows, dim, dtype=x.dtype, device=x.device)
         block = triton.next_power_of_2(dim)
+        early = rows == 1 and starts_early(x.device)
         _rms_norm[(rows,)](
             x, x if weight is None else weight, out, dim, x.stride(0), eps,
-            WEIGHT=weight is not None, BLOCK=block, num_warps=4 if block <= 4096 else 8,
+            WEIGHT=weight is not None, BLOCK=block, EARLY=early, num_warps=4 if block <= 4096 else 8,
+            **launch_options(early),
         )  # fmt: skip
         return out
 

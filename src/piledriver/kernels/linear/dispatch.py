@@ -12,6 +12,7 @@ from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.gemv import fits_gemv, gemv
 from piledriver.kernels.linear.integer_gemv import fits_integer_gemv, integer_gemv
+from piledriver.kernels.linear.invariant_row import fits_invariant_row, invariant_row_linear
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 
@@ -41,7 +42,9 @@ def linear(
     if x.is_cuda and isinstance(weight, QuantisedWeight) and not _has_gpu_kernel(weight):
         weight = dequantise_weight(weight, x.dtype)
     options: dict[str, Any] = {"bias": bias, "residual": residual, "gate_block": gate_block, "norm": norm, "eps": eps}
-    if x.is_cuda and not invariant and HAS_TRITON:
+    if x.is_cuda and HAS_TRITON and invariant and fits_invariant_row(x, weight):
+        return invariant_row_linear(x, weight, **options)
+    if x.is_cuda and HAS_TRITON and not invariant:
         if isinstance(weight, QuantisedWeight) and fits_integer_gemv(x, weight, norm):
             return integer_gemv(x, weight, **options)
         if fits_gemv(x, weight):

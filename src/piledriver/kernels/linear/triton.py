@@ -27,6 +27,8 @@ try:
 except ImportError:
     triton = None
 
+_LONGEST_TILE = 256
+"""Most columns of a tile."""
 _KINDS = {"plain": 0, "int8": 1, "int4": 2, "fp8": 3}
 
 if triton is not None:
@@ -211,8 +213,7 @@ class TritonLinear(TritonKernel):
             rows, low, x_scales = split_rows(x, norm, eps)
         else:
             rows = low = x_scales = x if norm is None else rms_norm(x, norm, eps)
-        unit = GROUP if kind == "int4" else bk
-        part = triton.cdiv(triton.cdiv(columns, parts), unit) * unit
+        part = part_columns(columns, parts)
         parts = triton.cdiv(columns, part)
         tiles, across = triton.cdiv(outputs, bn), triton.cdiv(tokens, bm)
         shared = parts > 1 and across <= chosen.get("share", 4)
@@ -242,6 +243,11 @@ class TritonLinear(TritonKernel):
             self._kept += [partial, counts]
             self._workspaces[device] = partial, counts
         return partial, counts
+
+
+def part_columns(columns: int, parts: int) -> int:
+    """Return the columns of a part: a multiple of those of every tile, so that the division is the same for all."""
+    return int(triton.cdiv(triton.cdiv(columns, parts), _LONGEST_TILE) * _LONGEST_TILE)
 
 
 def tile_shape(tokens: int, outputs: int, columns: int, kind: str, *, gate: bool) -> dict[str, int]:

@@ -5,7 +5,7 @@
 A program computes one tile of queries: consecutive new tokens of a sequence times the query heads that share a
 key-value head. The context is divided into splits whose results are merged in order; with few queries, several programs
 share the splits of a tile and the last one to finish merges them. Masked keys add exact zeros, so a query's result does
-not depend on which tile it is in. In invariant mode splits have a fixed length and tiles one shape.
+not depend on which tile it is in. In invariant mode splits and tiles of keys have a fixed length.
 
 In a decode step the kernel can also rotate the queries and the new key (`Rotation`): the program of the last split
 stores the new key and value before it attends.
@@ -31,8 +31,6 @@ except ImportError:
 _LOG2E = 1.4426950408889634
 _INVARIANT_SPLIT = 128
 _MAX_SPLITS = 64
-_MANY = 8
-"""Sequences from which on decode steps fill a device."""
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
@@ -69,6 +67,7 @@ if triton is not None:
         queries, keys, values, table, kv_head, positions, slope, begin, end, scale, softcap,
         block_stride, head_stride, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr,
         DIM: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
+        INVARIANT: tl.constexpr,
     ):  # fmt: skip
         """Return highest score, sum and mixed values of keys `begin` to `end`."""
         dims, offsets = tl.arange(0, PADDED), tl.arange(0, KEYS)
@@ -96,7 +95,13 @@ if triton is not None:
             above = tl.maximum(highest, tl.max(scores, axis=1))
             base = tl.where(above == -float("inf"), 0.0, above)
             weights, kept = tl.exp2(scores - base[:, None]), tl.exp2(highest - base)
-            total = tl.fma(total, kept, tl.sum(weights, axis=1))
+            if INVARIANT:
+                # By the matrix unit, which adds up in one order for every shape of the tile.
+                ones = tl.full([KEYS, 16], 1.0, queries.dtype)
+                added = tl.max(tl.dot(weights.to(queries.dtype), ones), axis=1)
+            else:
+                added = tl.sum(weights, axis=1)
+            total = tl.fma(total, kept, added)
             v = tl.load(values + row[:, None] + dims[None, :], mask=known, other=0.0).to(queries.dtype)
             mixed = tl.dot(weights.to(queries.dtype), v, mixed * kept[:, None])
             highest = above
@@ -111,7 +116,7 @@ if triton is not None:
         GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
         ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
         SLOPES: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DECODE: tl.constexpr,
-        ROTATE: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+        ROTATE: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, INVARIANT: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         if EARLY:
             gdc_launch_dependents()
@@ -193,6 +198,7 @@ if triton is not None:
                 m, t, a = _attend_split(
                     queries, keys, values, table, kv_head, positions, slope, tl.maximum(begin, lowest), end, scale,
                     softcap, block_stride, head_stride, WINDOW, SOFTCAP, SLOPES, DIM, PADDED, ROWS, KEYS, SIZE,
+                    INVARIANT,
                 )  # fmt: skip
                 if SHARED:
                     store = partial + (slot * partial_splits + split) * ROWS * (PADDED + 2)
@@ -229,7 +235,7 @@ if triton is not None:
 
 
 class TritonPagedAttention(TritonKernel):
-    """One kernel; its tile shape follows from the number of new tokens, or is fixed in invariant mode."""
+    """One kernel; its tile shape follows from the number of new tokens."""
 
     rotates = True
 
@@ -257,7 +263,7 @@ class TritonPagedAttention(TritonKernel):
         group = heads // kv_heads
         group_padded, padded = triton.next_power_of_2(group), max(16, triton.next_power_of_2(dim))
         rows, decode = len(batch.contexts), batch.max_new == 1
-        tile_rows, tile_keys, warps, stages = _tile(batch.invariant, decode, tokens >= _MANY, group_padded, padded)
+        tile_rows, tile_keys, warps, stages = _tile(batch.invariant, decode, group_padded, padded)
         block = tile_rows // group_padded
         tiles = rows if decode else tokens // block + rows
         programs = _programs(q.device, tiles * kv_heads, batch.max_context, tile_keys)
@@ -272,8 +278,7 @@ class TritonPagedAttention(TritonKernel):
         # Scores are in base 2; a soft cap is applied in base e, so the change of base follows it.
         factor, cap = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
         unused = batch.contexts
-        # Between linear layers of one row. Invariant ones are not launched early: waiting programs would hold memory.
-        early = rotation is not None and tokens == 1 and not batch.invariant and starts_early(q.device)
+        early = rotation is not None and tokens == 1 and starts_early(q.device)  # between linear layers of one row
         turns = rotation or Rotation(group)
         angles, q_norm, k_norm = turns.table, turns.q_norm, turns.k_norm
         _paged_attention[(tiles, kv_heads, programs)](
@@ -319,6 +324,7 @@ class TritonPagedAttention(TritonKernel):
             ROTATE=rotation is not None,
             ROTARY=0 if angles is None else angles.shape[1],
             NORM=q_norm is not None,
+            INVARIANT=batch.invariant,
             EARLY=early,
             num_warps=warps,
             num_stages=stages,
@@ -337,14 +343,13 @@ class TritonPagedAttention(TritonKernel):
         return partial, counts
 
 
-def _tile(invariant: bool, decode: bool, many: bool, group: int, padded: int) -> tuple[int, int, int, int]:
-    """Return rows and keys of a tile, warps and pipeline stages."""
-    if invariant:
-        # A row's scores lie in one warp either way, and are summed in the same order.
-        small = decode and many and group <= 16 and padded <= 64
-        return (16, 64, 1, 2) if small else (max(64, group), 64, 4, 2)
+def _tile(invariant: bool, decode: bool, group: int, padded: int) -> tuple[int, int, int, int]:
+    """Return rows and keys of a tile, warps and pipeline stages; in invariant mode the keys are the same for all."""
+    keys = 128 if padded <= 64 else 64 if padded <= 128 else 32
     if decode:
-        return max(16, group), 128 if padded <= 64 else 64 if padded <= 128 else 32, 4, 3
+        return max(16, group), keys, 4, 3
+    if invariant:
+        return max(64, group), keys, 4, 2
     return max(128 if padded <= 128 else 64, group), 64 if padded <= 128 else 32, 8 if padded > 64 else 4, 2
 
 

@@ -6,6 +6,7 @@ to a few sizes; padding rows write to the scratch block. All inputs come from on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,9 +35,60 @@ class DecodeResult(NamedTuple):
     """Tokens sampled by temperature alone; they are also the last tokens of their slots."""
 
 
-class _Graph(NamedTuple):
-    graph: Any
-    result: DecodeResult
+class CapturedRuns:
+    """Runs a function of fixed shapes: eagerly when its key is first used, then captured, then replayed."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[int, int], tuple[Any, DecodeResult] | None] = {}
+        self._pool: Any = None
+
+    def run(self, key: tuple[int, int], function: Callable[[int, int], DecodeResult]) -> DecodeResult:
+        """Return `function(*key)`; a replay writes to the tensors of the capture."""
+        if key not in self._graphs:
+            # The first use runs eagerly: kernels are compiled and workspaces allocated outside the capture.
+            self._graphs[key] = None
+            return function(*key)
+        found = self._graphs[key]
+        if found is None:
+            found = self._graphs[key] = self._capture(key, function)
+        found[0].replay()
+        return found[1]
+
+    def _capture(self, key: tuple[int, int], function: Callable[[int, int], DecodeResult]) -> tuple[Any, DecodeResult]:
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = function(*key)
+        return graph, result
+
+
+class HostBuffers:
+    """Host copies of an int32 input of the device. One is used again after its copy is long done.
+
+    The engine runs at most one step ahead.
+    """
+
+    def __init__(self, device_inputs: Tensor) -> None:
+        self._device = device_inputs
+        pinned = device_inputs.is_cuda
+        self._host = [torch.zeros(device_inputs.shape, dtype=torch.int32, pin_memory=pinned) for _ in range(_RING)]
+        self._turn = 0
+
+    def next(self) -> Tensor:
+        """Return the buffer to fill for the next step."""
+        self._turn = (self._turn + 1) % _RING
+        return self._host[self._turn]
+
+    def send(self) -> None:
+        """Copy the buffer that `next` returned to the device."""
+        self._device.copy_(self._host[self._turn], non_blocking=True)
+
+
+def context_bound(longest: int, most: int) -> int:
+    """Return the context length that a graph is made for: the next power of two, and not a short one."""
+    return min(max(_SHORTEST_BOUND, 1 << (longest - 1).bit_length()), most)
 
 
 class DecodeGraphs:
@@ -62,13 +114,10 @@ class DecodeGraphs:
         device = tables.device
         self._inputs = torch.zeros(_FIELDS, max_sequences, dtype=torch.int32, device=device)
         self._starts = torch.arange(max_sequences + 1, dtype=torch.int32, device=device)
-        # A host buffer is reused after its copy is long done: the engine runs at most one step ahead.
-        self._host = [torch.zeros(_FIELDS, max_sequences, dtype=torch.int32).pin_memory() for _ in range(_RING)]
+        self._host = HostBuffers(self._inputs)
         self._padding = _PADDING[:, None].copy()
         self._padding[3] = padding_slot
-        self._turn = 0
-        self._graphs: dict[tuple[int, int], _Graph | None] = {}
-        self._pool: Any = None
+        self._graphs = CapturedRuns()
 
     @staticmethod
     def fits(inputs: StepInputs) -> bool:
@@ -80,32 +129,20 @@ class DecodeGraphs:
         count = len(inputs.slots)
         size = next(size for size in self._sizes if size >= count)
         longest = int(inputs.contexts.max())
-        bound = min(max(_SHORTEST_BOUND, 1 << (longest - 1).bit_length()), self._max_context)
         self._fill(inputs, temperatures, uniforms, count, size)
-        key = size, bound
-        if key not in self._graphs:
-            # The first use runs eagerly: kernels are compiled and workspaces allocated outside the capture.
-            self._graphs[key] = None
-            return self._run(size, bound)
-        found = self._graphs[key]
-        if found is None:
-            found = self._graphs[key] = self._capture(size, bound)
-        found.graph.replay()
-        return found.result
+        return self._graphs.run((size, context_bound(longest, self._max_context)), self._run)
 
     def _fill(
         self, inputs: StepInputs, temperatures: list[float], uniforms: list[float], count: int, size: int
     ) -> None:
-        host = self._host[self._turn]
-        self._turn = (self._turn + 1) % _RING
-        rows = host.numpy()
+        rows = self._host.next().numpy()
         for row, values in enumerate((inputs.tokens, inputs.from_slot, inputs.positions, inputs.slots)):
             rows[row, :count] = values
         numbers = rows[4:].view(np.float32)
         numbers[0, :count], numbers[1, :count] = temperatures, uniforms
         if count < size:
             rows[:, count:size] = self._padding
-        self._inputs.copy_(host, non_blocking=True)
+        self._host.send()
 
     def _run(self, size: int, bound: int) -> DecodeResult:
         temperature, uniform = self._inputs[4:, :size].view(torch.float32)
@@ -118,12 +155,3 @@ class DecodeGraphs:
         settings = RowSettings(temperature, uniform, step.contexts, temperature, temperature, False)
         drawn = draw_tokens(logits, settings, keep=(self._last_tokens, self._inputs[3, :size]))
         return DecodeResult(logits, drawn)
-
-    def _capture(self, size: int, bound: int) -> _Graph:
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = self._run(size, bound)
-        return _Graph(graph, result)

@@ -13,9 +13,11 @@ from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.kernels.sampling import Drawn
 from piledriver.models import Transformer
 from piledriver.serve.execution.forward import Forward
+from piledriver.serve.execution.fused import FusedForward
 from piledriver.serve.execution.graphs import DecodeGraphs
 from piledriver.serve.execution.inputs import BlockTables, SampleRow, StepInputs, step_inputs
 from piledriver.serve.execution.pages import PagedCache
+from piledriver.serve.execution.prefill_graphs import PrefillGraphs
 from piledriver.serve.execution.sampler import ALMOST_ONE, AnswerSampler, Sampled, prompt_logprobs, sample
 from piledriver.serve.request import TokenLogprob
 from piledriver.serve.scheduling.scheduler import Step
@@ -84,6 +86,11 @@ class Runner:
                 padding_slot=tables.padding_slot,
                 invariant=invariant,
             )
+        self._prefill_graphs: PrefillGraphs | None = None
+        if graphs and isinstance(forward, FusedForward):
+            self._prefill_graphs = PrefillGraphs(
+                forward, cache, tables, self._tables, self._last_tokens, invariant=invariant
+            )
 
     def launch(self, step: Step) -> Launched:
         """Start a step; on a GPU this returns before it is done."""
@@ -108,6 +115,10 @@ class Runner:
             ]
             result = self._graphs.run(inputs, temperatures, uniforms)
             return Forwarded(step, inputs.samples, slots, answers, result.logits[: len(answers)], result.drawn)
+        if self._prefill_graphs is not None and self._prefill_graphs.fits(inputs, answers):
+            uniform = min(answers[0].uniform(inputs.samples[0].place), ALMOST_ONE)
+            result = self._prefill_graphs.run(inputs, answers[0].params.temperature, uniform)
+            return Forwarded(step, inputs.samples, slots, answers, *result)
         hidden = self._hidden(inputs)
         prompts = self._prompt_logprobs(step, inputs, hidden)
         logits = self.forward.logits(hidden[self._send(inputs.rows)]) if inputs.samples else None
