@@ -65,6 +65,7 @@ _BUILT_IN = {
     },
     "paged_attention": {
         "triton": "piledriver.kernels.paged_attention.triton:TritonPagedAttention",
+        "cpu": "piledriver.kernels.paged_attention.cpu:CpuPagedAttention",
         "reference": "piledriver.kernels.paged_attention.reference:ReferencePagedAttention",
     },
     "sampling": {
@@ -73,10 +74,12 @@ _BUILT_IN = {
     },
     "linear": {
         "triton": "piledriver.kernels.linear.triton:TritonLinear",
+        "onednn": "piledriver.kernels.linear.onednn:OneDnnLinear",
         "reference": "piledriver.kernels.linear.reference:ReferenceLinear",
     },
     "decode": {
         "triton": "piledriver.kernels.decode.triton:TritonDecode",
+        "cpu": "piledriver.kernels.decode.cpu:CpuDecode",
         "reference": "piledriver.kernels.decode.reference:ReferenceDecode",
     },
     "adamw": {

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.kernels.linear.onednn import forget_packed
 from piledriver.models import Transformer
 from piledriver.serve.answer import Answer, AnswerGroup
 from piledriver.serve.config import EngineConfig
@@ -290,6 +291,7 @@ class StepLoop:
                 for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
                     if mine.data_ptr() != theirs.data_ptr():
                         mine.copy_(theirs)
+        forget_packed(self.model.parameters())
         for sequence in self.scheduler.preempt_all():
             self.runner.release(sequence)
         self.pool.clear_cache()

@@ -27,7 +27,7 @@ def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or not (_is_plain(x) and _is_plain(weight)):
         return F.linear(x, weight, bias)
     rows = x.numel() // max(x.shape[-1], 1)
-    if not 1 < rows <= _MOST_ROWS or not _uses_openblas():
+    if not 1 < rows <= _MOST_ROWS or not uses_openblas():
         return F.linear(x, weight, bias)
     flat = x.reshape(rows, -1)
     if rows <= _ROW_BY_ROW:
@@ -43,5 +43,6 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 @functools.cache
-def _uses_openblas() -> bool:
+def uses_openblas() -> bool:
+    """Return whether torch's products on a CPU are OpenBLAS's."""
     return not torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]

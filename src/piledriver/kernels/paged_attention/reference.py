@@ -36,7 +36,7 @@ class ReferencePagedAttention(Kernel):
         sinks: Tensor | None = None,
     ) -> Tensor:
         out, start = torch.empty_like(q), 0
-        attend = _attend_in_tiles if batch.invariant else _attend
+        attend = _attend_in_tiles if batch.invariant else attend_row
         for row, (count, context) in enumerate(batch.spans):
             first = 0 if window is None else max(0, context - count - window + 1)
             k, v, first = _gather(keys, values, batch.tables[row], first, context)
@@ -62,7 +62,7 @@ def _gather(keys: Tensor, values: Tensor, table: Tensor, first: int, context: in
     return k, v, first
 
 
-def _attend(
+def attend_row(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -15,10 +15,16 @@ class ReferenceSampling(Kernel):
     def __call__(
         self, logits: Tensor, settings: RowSettings, raw: Tensor, *, keep: tuple[Tensor, Tensor] | None = None
     ) -> Drawn:
+        if not settings.temperature.any():  # a comparison has no order of sums
+            tokens = logits.argmax(dim=-1)
+            if keep is not None:
+                keep[0][keep[1].long()] = tokens
+            return Drawn(tokens, self.token_logprobs(raw, tokens))
         columns = (settings.temperature, settings.uniform, settings.top_k, settings.top_p, settings.min_p)
+        cut = settings.truncates
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         drawn = [
-            draw_row(logits[at].float(), temperature, uniform, int(top_k), top_p, min_p)
+            draw_row(logits[at].float(), temperature, uniform, *((int(top_k), top_p, min_p) if cut else (0, 1.0, 0.0)))
             for at, (temperature, uniform, top_k, top_p, min_p) in enumerate(rows)
         ]
         tokens = torch.tensor(drawn, device=logits.device)

@@ -44,7 +44,8 @@ def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]
 
 def choose_forward(model: Transformer, cache: PagedCache, *, deterministic: bool, fused: bool = True) -> Forward:
     """Return the fastest forward pass that supports a model where it is."""
-    if fused and FusedForward.supports(model):
+    tiled = deterministic and next(model.parameters()).device.type == "cpu"
+    if fused and not tiled and FusedForward.supports(model):
         return FusedForward(model, cache, invariant=deterministic)
     return TiledForward(model, cache) if deterministic else ModuleForward(model, cache)
 

@@ -1,8 +1,8 @@
 """The fused forward pass: a block in five kernels a decode step over the trained module's own parameters.
 
 It covers the Llama-like shapes (pre-norm RMSNorm, rotary positions, gated silu MLP, optional query-key norm, window and
-soft-cap) on a GPU in 16 bits; other models run through `ModuleForward`. Every kernel treats a token's row by itself; in
-invariant mode also in an order that does not depend on the number of rows.
+soft-cap) on a GPU in 16 bits and on a CPU in fp32; other models run through `ModuleForward`. Every kernel treats a
+token's row by itself; in invariant mode, on a GPU, also in an order that does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -51,18 +51,22 @@ class FusedForward:
         """Return whether the kernels cover every part of this model."""
         config, weight = model.config, next(model.parameters())
         dtype = model.compute_dtype or weight.dtype
+        on_gpu = HAS_TRITON and weight.is_cuda and dtype in (torch.bfloat16, torch.float16)
+        on_cpu = weight.device.type == "cpu" and dtype == torch.float32
         shapes = (
-            HAS_TRITON
-            and weight.is_cuda
+            (on_gpu or on_cpu)
             and not isinstance(weight, DTensor)  # a shard's collectives are hooks of modules
             and weight.dtype == dtype
-            and dtype in (torch.bfloat16, torch.float16)
             and config.qk_norm in ("none", "head")
             and _has_defaults(config)
         )
         if not shapes or type(model.embedding) is not Embedding or type(model.norm) is not RMSNorm:
             return False
-        return all(_is_plain(cast(Block, block)) for block in model.blocks.values()) and _head(model) is not None
+        layers = (Linear, QuantisedLinear) if on_gpu else (Linear,)
+        head = _head(model)
+        return all(_is_plain(cast(Block, block), layers) for block in model.blocks.values()) and (
+            isinstance(head, Tensor) or (on_gpu and head is not None)
+        )
 
     def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """See `Forward`."""
@@ -122,14 +126,14 @@ def _has_defaults(config: ModelConfig) -> bool:
     return True
 
 
-def _is_plain(block: Block) -> bool:
+def _is_plain(block: Block, layers: tuple[type, ...]) -> bool:
     attention, mlp = block.attention, block.mlp
     if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP) or mlp.activation != "silu":
         return False
     norms: list[nn.Module | None] = [block.attention_norm, block.mlp_norm]
     linears: list[nn.Module] = [attention.qkv, attention.out, mlp.gate_up, mlp.down]
     return all(type(norm) is RMSNorm and norm.weight is not None for norm in norms) and all(
-        type(layer) in (Linear, QuantisedLinear) for layer in linears
+        type(layer) in layers for layer in linears
     )
 
 

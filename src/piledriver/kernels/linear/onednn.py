@@ -1,0 +1,90 @@
+"""Linear layers on a CPU by oneDNN, over weights that are copied once into the layout its kernels read.
+
+Only where torch's own products come from OpenBLAS (aarch64), which repacks the weight in every product of a few rows. A
+product with one vector reads the weight as it is. Packed copies double the memory of the weights; they are made when
+several rows are first computed, and dropped with the weight, when it changes, or by `forget_packed`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from piledriver.kernels.decode import rms_norm
+from piledriver.kernels.linear.few_rows import uses_openblas
+from piledriver.kernels.linear.reference import ReferenceLinear
+from piledriver.kernels.linear.weights import QuantisedWeight
+
+_ROWS = 8
+"""Rows that the layout is chosen for; it serves any number."""
+_packed: Any = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]
+
+
+class OneDnnLinear(ReferenceLinear):
+    """The formula, with products of several fp32 rows by oneDNN."""
+
+    devices = frozenset({"cpu"})
+
+    @classmethod
+    def runs_on(cls, device: torch.device) -> bool:
+        """Return whether the device is a CPU whose products are OpenBLAS's, and torch has oneDNN."""
+        return super().runs_on(device) and uses_openblas() and _has_onednn()
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor | QuantisedWeight,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        gate_block: int = 0,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        invariant: bool = False,
+    ) -> Tensor:
+        if invariant or isinstance(weight, QuantisedWeight) or not _packable(x, weight):
+            options: dict[str, Any] = {"residual": residual, "gate_block": gate_block, "norm": norm, "eps": eps}
+            return super().__call__(x, weight, bias=bias, invariant=invariant, **options)
+        x = x if norm is None else rms_norm(x, norm, eps)
+        if len(x) == 1:
+            out = F.linear(x, weight, bias)
+        else:
+            out = torch.ops.mkldnn._linear_pointwise(x, packed_weight(weight), bias, "none", [], "")
+        if gate_block:
+            gates, ups = out.unflatten(-1, (-1, 2, gate_block)).unbind(-2)  # type: ignore[no-untyped-call]
+            out = F.silu(gates).mul_(ups).flatten(-2)
+        return out if residual is None else out.add_(residual)
+
+
+def packed_weight(weight: Tensor) -> Tensor:
+    """Return the packed copy of a weight, made anew if the weight has changed in place or moved."""
+    state = weight._version, weight.data_ptr()
+    found = _packed.get(weight)
+    if found is None or found[0] != state:
+        found = state, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+        _packed[weight] = found
+    packed: Tensor = found[1]
+    return packed
+
+
+def forget_packed(weights: Iterable[Tensor]) -> None:
+    """Drop the packed copies of weights whose content may have changed without a trace (through `.data`)."""
+    for weight in weights:
+        _packed.pop(weight, None)
+
+
+def _packable(x: Tensor, weight: Tensor) -> bool:
+    plain = x.dtype == weight.dtype == torch.float32 and not torch.is_grad_enabled()
+    return plain and not weight.is_inference()  # which counts no changes
+
+
+@functools.cache
+def _has_onednn() -> bool:
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
