@@ -31,7 +31,7 @@ class Constraint(Protocol):
     """Restricts the next token of one sequence (structured output). Each sequence needs an object of its own.
 
     A class may also have a static method `fill_masks(constraints, masks)`, which fills the rows of a matrix for several
-    sequences at once and returns the errors of single rows (`{row: error}`).
+    sequences at once (`{row: constraint}`) and returns the errors of single rows (`{row: error}`).
     """
 
     def fill_mask(self, mask: Any) -> None:

@@ -61,3 +61,24 @@ def test_early_launches_change_no_bit(kind: Any, monkeypatch: pytest.MonkeyPatch
     for module in (gemv, integer_gemv, attention, sampling):
         monkeypatch.setattr(module, "starts_early", lambda device: False)
     assert answers(Engine(model, cache_tokens=2048), prompts, 24) == early
+
+
+def test_constrained_answers_are_the_same_with_and_without_graphs() -> None:
+    from tests.serve.execution.test_masked_sampling import Only
+
+    model = make()
+    found = []
+    for graphs in (True, False):
+        engine = Engine(model, cache_tokens=2048, deterministic=True, cuda_graphs=graphs)
+        for _ in range(3):  # eager, captured, replayed
+            ids = [
+                engine.add_request([1, 2, 3], SamplingParams(max_tokens=9, seed=at), constraints=held)
+                for at, held in enumerate(([Only([5, 6, 7])], [], [Only([500])]))
+            ]
+            done = {}
+            while engine.busy:
+                done |= {event.request_id: event for event in engine.step() if event.finished}
+            found.append([done[name].completions[0].token_ids for name in ids])
+            assert set(found[-1][0]) <= {5, 6, 7}
+            assert found[-1][2] == [500] * 9
+    assert all(one == found[0] for one in found)

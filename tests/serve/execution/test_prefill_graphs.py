@@ -36,7 +36,7 @@ def test_padding_changes_nothing(length: int) -> None:
     inputs = step_inputs(step)
     assert graphs.fits(inputs, [AnswerSampler(SamplingParams(temperature=0), 0)])
     assert not graphs.fits(inputs, [AnswerSampler(SamplingParams(temperature=0, prompt_logprobs=1), 0)])
-    logits, drawn = graphs.run(inputs, 0.0, 0.0)
+    logits, drawn, _ = graphs.run(inputs, 0.0, 0.0)
     expected = model(torch.tensor([prompt]))[0, -1]
     torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-4)
     assert drawn.tokens.tolist() == [int(expected.argmax())]

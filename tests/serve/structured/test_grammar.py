@@ -66,7 +66,7 @@ def test_masks_of_several_answers_are_those_of_each_and_an_error_is_its_own(comp
     with pytest.raises(RequestError):
         broken.accept(5)
     together, alone = np.zeros((3, 10), dtype=np.int32), np.zeros((2, 10), dtype=np.int32)
-    errors = type(word).fill_masks([word, broken, number], together)
+    errors = type(word).fill_masks({0: word, 1: broken, 2: number}, together)
     word.fill_mask(alone[0])
     number.fill_mask(alone[1])
     assert np.array_equal(together[[0, 2]], alone)

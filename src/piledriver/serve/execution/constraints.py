@@ -1,11 +1,10 @@
-"""Constraints of a step's rows: masks are computed together on the host and applied on the device at once."""
+"""Constraints of a step's rows: masks of tokens are computed on the host and applied on the device at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,50 +25,52 @@ def apply_constraints(logits: Tensor, rows: Rows[SampleRow], answers: Rows[Const
     Return the rows whose constraint raised an error, with the reason: a constraint is the caller's code, and its error
     ends its own request only.
     """
-    held = [
-        (position, answer.constraint)
-        for position, answer in enumerate(answers)
-        if answer.constraint is not None and not answer.constraint.finished
-    ]
-    if not held:
+    if all(answer.constraint is None for answer in answers):
         return {}
-    # Pinned, so that the copies do not wait for the forward pass.
-    pinned = logits.is_cuda
-    words = torch.zeros(len(held), -(-logits.shape[1] // 32), dtype=torch.int32, pin_memory=pinned)
-    places = torch.tensor([position for position, _ in held], pin_memory=pinned)
-    errors = _fill_masks(words.numpy(), [(rows[position], constraint) for position, constraint in held])
-    for at in errors:
-        words[at] = -1
-    mask_tokens(logits, *(tensor.to(logits.device, non_blocking=True) for tensor in (places, words)))
-    return {held[at][0]: f"{type(error).__name__}: {error}" for at, error in errors.items()}
+    # Pinned, so that the copy does not wait for the forward pass.
+    words = torch.empty(len(answers), mask_words(logits.shape[1]), dtype=torch.int32, pin_memory=logits.is_cuda)
+    failures = fill_masks(words.numpy(), rows, answers)
+    every = torch.arange(len(answers), device=logits.device)
+    mask_tokens(logits, every, words.to(logits.device, non_blocking=True))
+    return failures
 
 
-def _fill_masks(masks: Any, held: list[tuple[SampleRow, Constraint]]) -> dict[int, Exception]:
-    """Fill a mask for each row; return the errors of single rows. Constraints of one class are filled together."""
+def mask_words(vocab: int) -> int:
+    """Return the 32-bit words of a mask."""
+    return -(-vocab // 32)
+
+
+def fill_masks(masks: Any, rows: Rows[SampleRow], answers: Rows[Constrained]) -> dict[int, str]:
+    """Fill [rows, words] (numpy int32) with the allowed tokens of each row, all of them where nothing constrains it.
+
+    Return the errors of single rows. Constraints of a class that has `fill_masks` are filled together.
+    """
     together: dict[type, list[int]] = {}
     errors: dict[int, Exception] = {}
-    for at, (row, constraint) in enumerate(held):
-        if hasattr(constraint, "fill_masks") and not row.draft:
+    for at, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+        constraint = answer.constraint
+        if constraint is None or constraint.finished:
+            masks[at] = -1
+        elif hasattr(constraint, "fill_masks") and not row.draft:
             together.setdefault(type(constraint), []).append(at)
-            continue
-        try:
-            _fill_row(masks[at], row, constraint)
-        except Exception as error:
-            errors[at] = error
+        else:
+            try:
+                _fill_row(masks[at], row, constraint)
+            except Exception as error:
+                errors[at] = error
     for kind, group in together.items():
         many: Any = kind
-        filled = masks if len(group) == len(held) else np.zeros((len(group), masks.shape[1]), dtype=masks.dtype)
-        failed = many.fill_masks([held[at][1] for at in group], filled)
-        if filled is not masks:
-            masks[group] = filled
-        errors |= {group[at]: error for at, error in failed.items()}
-    return errors
+        errors |= many.fill_masks({at: answers[at].constraint for at in group}, masks)
+    for at in errors:
+        masks[at] = -1
+    return {at: f"{type(error).__name__}: {error}" for at, error in errors.items()}
 
 
 def _fill_row(mask: Any, row: SampleRow, constraint: Constraint) -> None:
     for token in row.draft:
         constraint.accept(token)
     try:
+        mask[:] = 0
         constraint.fill_mask(mask)
     finally:
         if row.draft:

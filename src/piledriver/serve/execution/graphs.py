@@ -33,6 +33,8 @@ class DecodeResult(NamedTuple):
     logits: Tensor
     drawn: Drawn
     """Tokens sampled by temperature alone; they are also the last tokens of their slots."""
+    key: tuple[int, int]
+    """Rows and context bound of the graph."""
 
 
 class CapturedRuns:
@@ -81,9 +83,9 @@ class HostBuffers:
         self._turn = (self._turn + 1) % _RING
         return self._host[self._turn]
 
-    def send(self) -> None:
-        """Copy the buffer that `next` returned to the device."""
-        self._device.copy_(self._host[self._turn], non_blocking=True)
+    def send(self, rows: int | None = None) -> None:
+        """Copy the buffer that `next` returned, or its first rows, to the device."""
+        self._device[:rows].copy_(self._host[self._turn][:rows], non_blocking=True)
 
 
 def context_bound(longest: int, most: int) -> int:
@@ -112,9 +114,10 @@ class DecodeGraphs:
         self._sizes = [size for size in _SIZES if size < max_sequences]
         self._sizes += [*range(96, max_sequences, _STEP), max_sequences]
         device = tables.device
-        self._inputs = torch.zeros(_FIELDS, max_sequences, dtype=torch.int32, device=device)
+        self.inputs = torch.zeros(_FIELDS, max_sequences, dtype=torch.int32, device=device)
+        """Token, source, position, slot, temperature and random number of each row."""
         self._starts = torch.arange(max_sequences + 1, dtype=torch.int32, device=device)
-        self._host = HostBuffers(self._inputs)
+        self._host = HostBuffers(self.inputs)
         self._padding = _PADDING[:, None].copy()
         self._padding[3] = padding_slot
         self._graphs = CapturedRuns()
@@ -145,13 +148,13 @@ class DecodeGraphs:
         self._host.send()
 
     def _run(self, size: int, bound: int) -> DecodeResult:
-        temperature, uniform = self._inputs[4:, :size].view(torch.float32)
+        temperature, uniform = self.inputs[4:, :size].view(torch.float32)
         width = -(-bound // self._block_size)
-        step = gather_step(self._inputs, self._last_tokens, self._tables, self._block_size, rows=size, width=width)
+        step = gather_step(self.inputs, self._last_tokens, self._tables, self._block_size, rows=size, width=width)
         batch = PagedBatch(
             step.tables, self._starts[: size + 1], step.contexts, step.slots, 1, bound, (), self._invariant
         )
         logits = self._forward.logits(self._forward.hidden(step.tokens, step.positions, batch))
         settings = RowSettings(temperature, uniform, step.contexts, temperature, temperature, False)
-        drawn = draw_tokens(logits, settings, keep=(self._last_tokens, self._inputs[3, :size]))
-        return DecodeResult(logits, drawn)
+        drawn = draw_tokens(logits, settings, keep=(self._last_tokens, self.inputs[3, :size]))
+        return DecodeResult(logits, drawn, (size, bound))

@@ -103,4 +103,5 @@ class PrefillGraphs:
         numbers = scalars.view(torch.float32)
         temperature, uniform = numbers[_TEMPERATURE : _TEMPERATURE + 1], numbers[_UNIFORM : _UNIFORM + 1]
         settings = RowSettings(temperature, uniform, owners[:1], temperature, temperature, False)
-        return DecodeResult(logits, draw_tokens(logits, settings, keep=(self._last_tokens, owners[:1])))
+        drawn = draw_tokens(logits, settings, keep=(self._last_tokens, owners[:1]))
+        return DecodeResult(logits, drawn, (size, bound))

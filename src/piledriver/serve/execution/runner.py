@@ -14,8 +14,9 @@ from piledriver.kernels.sampling import Drawn
 from piledriver.models import Transformer
 from piledriver.serve.execution.forward import Forward
 from piledriver.serve.execution.fused import FusedForward
-from piledriver.serve.execution.graphs import DecodeGraphs
+from piledriver.serve.execution.graphs import DecodeGraphs, DecodeResult
 from piledriver.serve.execution.inputs import BlockTables, SampleRow, StepInputs, step_inputs
+from piledriver.serve.execution.masked_sampling import MaskedSampling
 from piledriver.serve.execution.pages import PagedCache
 from piledriver.serve.execution.prefill_graphs import PrefillGraphs
 from piledriver.serve.execution.sampler import ALMOST_ONE, AnswerSampler, Sampled, prompt_logprobs, sample
@@ -55,6 +56,8 @@ class Forwarded(NamedTuple):
     drawn: Drawn | None
     """Tokens sampled by temperature alone inside a CUDA graph, padded."""
     prompt_logprobs: dict[int, list[TokenLogprob]] = {}  # noqa: RUF012 - never changed
+    decoded: DecodeResult | None = None
+    """The whole result of a CUDA graph of a decode step."""
 
 
 class Runner:
@@ -75,6 +78,7 @@ class Runner:
         self._last_tokens = torch.zeros(len(tables.array), dtype=torch.int64, device=self.device)
         self._tables = torch.from_numpy(tables.array.copy()).to(self.device)
         self._graphs: DecodeGraphs | None = None
+        self._masked: MaskedSampling | None = None
         if graphs:
             self._graphs = DecodeGraphs(
                 forward,
@@ -86,6 +90,7 @@ class Runner:
                 padding_slot=tables.padding_slot,
                 invariant=invariant,
             )
+            self._masked = MaskedSampling(self._graphs.inputs, self._last_tokens)
         self._prefill_graphs: PrefillGraphs | None = None
         if graphs and isinstance(forward, FusedForward):
             self._prefill_graphs = PrefillGraphs(
@@ -114,11 +119,12 @@ class Runner:
                 for temperature, answer, row in zip(temperatures, answers, inputs.samples, strict=True)
             ]
             result = self._graphs.run(inputs, temperatures, uniforms)
-            return Forwarded(step, inputs.samples, slots, answers, result.logits[: len(answers)], result.drawn)
+            logits = result.logits[: len(answers)]
+            return Forwarded(step, inputs.samples, slots, answers, logits, result.drawn, decoded=result)
         if self._prefill_graphs is not None and self._prefill_graphs.fits(inputs, answers):
             uniform = min(answers[0].uniform(inputs.samples[0].place), ALMOST_ONE)
             result = self._prefill_graphs.run(inputs, answers[0].params.temperature, uniform)
-            return Forwarded(step, inputs.samples, slots, answers, *result)
+            return Forwarded(step, inputs.samples, slots, answers, result.logits, result.drawn)
         hidden = self._hidden(inputs)
         prompts = self._prompt_logprobs(step, inputs, hidden)
         logits = self.forward.logits(hidden[self._send(inputs.rows)]) if inputs.samples else None
@@ -127,11 +133,14 @@ class Runner:
     @torch.inference_mode()
     def launch_sampling(self, forwarded: Forwarded) -> Launched:
         """Start sampling from a forward pass. Constraints and penalties read all tokens before: they must be known."""
-        step, rows, slots, answers, logits, drawn, prompts = forwarded
+        step, rows, slots, answers, logits, drawn, prompts, decoded = forwarded
         if logits is None:
             return Launched(step, [], prompt_logprobs=prompts)
         if drawn is not None and all([answer.plain for answer in answers]):  # noqa: C419 - a list is faster here
             return self._on_the_way(step, rows, Sampled(drawn), {})
+        if decoded is not None and self._masked is not None and self._masked.fits(answers):
+            masked, failures = self._masked.run(decoded, rows, answers)
+            return self._on_the_way(step, rows, Sampled(masked, None, failures), {})
         sampled = sample(logits, rows, answers)
         # Sampled tokens stay on the device, where the next step finds them before the host has read them.
         self._last_tokens[self._send(slots)] = sampled.drawn.tokens

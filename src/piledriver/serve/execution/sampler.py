@@ -35,15 +35,16 @@ class AnswerSampler:
         self.params, self.constraint = params, constraint
         self.end_ids = end_ids
         """Tokens that are not drawn before `min_tokens`."""
-        self.plain = not (
+        self.by_temperature = not (
             params.processed
             or params.truncated
             or params.logprobs
             or params.logprobs_mode != "raw"
             or params.min_tokens
-            or constraint is not None
         )
-        """Whether temperature and random number alone decide: then the token is sampled inside the CUDA graph."""
+        """Whether temperature, random number and constraint alone decide."""
+        self.plain = self.by_temperature and constraint is None
+        """Whether the token is sampled inside the CUDA graph of a decode step."""
         self.changes_logits = params.processed or constraint is not None or params.min_tokens > 0
         """Whether the logits depend on tokens that the host must know first."""
         self._stream = Stream(params.seed, "generate", index)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 # A model that is unsure may write blanks for ever where JSON allows any number of them.
 _WHITESPACE = {"whitespace_pattern": r"[ \n\t]{0,16}"}
+
+
+_SECONDS_ALONE, _FEW = 0.0005, 4
+"""Time after which, and masks from which on, masks of a step are computed in threads."""
 
 
 class GrammarCompiler:
@@ -99,13 +104,23 @@ class GrammarConstraint:
 
     @staticmethod
     def fill_masks(
-        constraints: Sequence[GrammarConstraint], masks: np.ndarray[Any, np.dtype[np.int32]]
+        constraints: Mapping[int, GrammarConstraint], masks: np.ndarray[Any, np.dtype[np.int32]]
     ) -> dict[int, Exception]:
-        """Fill row i of `masks` for constraint i, in llguidance's own threads; return the errors of single rows."""
-        matchers = [(constraint._matcher, at) for at, constraint in enumerate(constraints)]
-        _executor().unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks.strides[0], len(masks))
+        """Fill row i of `masks` for constraint i; return the errors of single rows.
+
+        Most masks take microseconds, less than waking a thread. If they take longer, the others are computed in
+        llguidance's threads.
+        """
+        address, stride = masks.ctypes.data, masks.strides[0]
+        left, until = list(constraints.items()), time.perf_counter() + _SECONDS_ALONE
+        while left and (len(left) < _FEW or time.perf_counter() < until):
+            at, constraint = left.pop()
+            constraint._matcher.unsafe_compute_mask_ptr(address + at * stride, stride)
+        if left:
+            matchers = [(constraint._matcher, at) for at, constraint in left]
+            _executor().unsafe_compute_mask_ptr(matchers, address, stride, len(masks))
         errors: dict[int, Exception] = {}
-        for at, constraint in enumerate(constraints):
+        for at, constraint in constraints.items():
             try:
                 constraint._check()
             except RequestError as error:
