@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 def make_app(served: ServedModel) -> Any:
     """Return the ASGI application of a served model."""
-    app = FastAPI(title="piledriver", version=version("piledriver"), docs_url=None, redoc_url=None)
+    app = FastAPI(title="piledriver", version=_version(), docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_completions(app, served)
     _add_tokens(app, served)
@@ -166,7 +166,7 @@ def _add_status(app: FastAPI, served: ServedModel) -> None:
 
     @app.get("/version")
     async def server_version() -> dict[str, str]:
-        return {"version": version("piledriver")}
+        return {"version": _version()}
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -216,3 +216,10 @@ async def _unless_gone(request: Request, answer: Awaitable[dict[str, Any]]) -> d
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _version() -> str:
+    try:
+        return version("piledriver")
+    except PackageNotFoundError:  # a source tree that is not installed
+        return "unknown"
