@@ -9,8 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from piledriver.core.errors import UsageError
+from piledriver.kernels.decode.cpu import CpuDecode
+from piledriver.kernels.decode.reference import ReferenceDecode
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.few_rows import few_rows_linear
+from piledriver.kernels.linear.onednn import OneDnnLinear, forget_packed
+from piledriver.kernels.linear.reference import ReferenceLinear
 from tests.kernels.interpreter import interpret
 
 KINDS: list[WeightKind] = ["int8", "int4", "fp8"]
@@ -131,6 +135,39 @@ def test_few_rows_on_a_cpu_are_the_same_product(rows: int) -> None:
     torch.testing.assert_close(found, F.linear(x, weight, bias))
     assert found.is_contiguous()
     assert few_rows_linear(x, weight.requires_grad_()).requires_grad
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 2, 8, 40])
+def test_products_of_onednn_are_the_formula_and_see_changes_of_the_weight(rows: int) -> None:
+    if not OneDnnLinear.runs_on(torch.device("cpu")):
+        pytest.skip("torch's products are not OpenBLAS's")
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(rows, 48), torch.nn.Parameter(torch.randn(64, 48)), torch.randn(64)
+    residual, norm = torch.randn(rows, 64), torch.randn(48)
+    plain, packed = ReferenceLinear(), OneDnnLinear()
+    for _ in range(2):
+        for options in ({"bias": bias, "residual": residual}, {"norm": norm, "eps": 1e-5, "gate_block": 16}):
+            expected = plain(x, weight, **options)  # type: ignore[arg-type]
+            torch.testing.assert_close(packed(x, weight, **options), expected, rtol=1e-4, atol=1e-4)  # type: ignore[arg-type]
+        weight.mul_(-2.0)
+    weight.data.mul_(3.0)  # which leaves no trace
+    forget_packed([weight])
+    torch.testing.assert_close(packed(x, weight), plain(x, weight), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_decode_operators_on_a_cpu_are_the_reference() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 40), torch.randn(40)
+    torch.testing.assert_close(CpuDecode().rms_norm(x, weight, 1e-5), ReferenceDecode().rms_norm(x, weight, 1e-5))
+    for dim, rotary in ((16, 16), (16, 8)):
+        projected, table = torch.randn(3, 2 * 5 * dim), torch.randn(50, rotary)
+        pages = [torch.zeros(4, 2, 8, dim) for _ in range(4)]
+        places = torch.tensor([3, 10, 49]), torch.tensor([0, 17, 31])
+        found = CpuDecode().rotate_and_store(projected, table, places[0], *pages[:2], places[1], group=3)
+        expected = ReferenceDecode().rotate_and_store(projected, table, places[0], *pages[2:], places[1], group=3)
+        torch.testing.assert_close((found, *pages[:2]), (expected, *pages[2:]))
 
 
 @pytest.mark.gpu

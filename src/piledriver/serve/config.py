@@ -31,9 +31,9 @@ class EngineConfig:
     prefix_cache: bool = True
     """Reuse the cache of equal prefixes."""
     cuda_graphs: bool = True
-    """Replay decode steps as CUDA graphs, captured when a batch size is first used."""
+    """Replay decode steps and short prefills of one request as CUDA graphs, captured when a size is used again."""
     fused: bool = True
-    """Use the fused decode kernels where they support the model."""
+    """Use the fused forward pass where it supports the model; on aarch64 CPUs it keeps a packed copy of the weights."""
     speculate: Literal["none", "ngram", "draft"] = "none"
     """Guess tokens ahead: by n-grams of the sequence itself, or by a draft model. The output is the same."""
     speculate_tokens: int = 4
