@@ -42,7 +42,7 @@ def linear(
     if x.is_cuda and isinstance(weight, QuantisedWeight) and not _has_gpu_kernel(weight):
         weight = dequantise_weight(weight, x.dtype)
     options: dict[str, Any] = {"bias": bias, "residual": residual, "gate_block": gate_block, "norm": norm, "eps": eps}
-    if x.is_cuda and HAS_TRITON and invariant and fits_invariant_row(x, weight):
+    if x.is_cuda and HAS_TRITON and invariant and isinstance(weight, Tensor) and fits_invariant_row(x, weight):
         return invariant_row_linear(x, weight, **options)
     if x.is_cuda and HAS_TRITON and not invariant:
         if isinstance(weight, QuantisedWeight) and fits_integer_gemv(x, weight, norm):

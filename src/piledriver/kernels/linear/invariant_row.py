@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,assignment"
 # ruff: noqa: N803
 """A linear layer of a single row in deterministic mode: the sums of the tiled kernel, launched early.
 
@@ -9,8 +9,6 @@ prefetches the first of them into the second-level cache.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -176,9 +174,9 @@ class InvariantRowLinear:
 invariant_row_linear = InvariantRowLinear()
 
 
-def fits_invariant_row(x: Tensor, weight: Any) -> bool:
-    """Return whether the kernel takes this input and weight: one row, 16 bits, not quantised."""
-    return len(x) == 1 and isinstance(weight, Tensor) and weight.dtype == x.dtype and x.dtype.itemsize == 2
+def fits_invariant_row(x: Tensor, weight: Tensor) -> bool:
+    """Return whether the kernel takes this input and weight: one row, 16 bits."""
+    return len(x) == 1 and weight.dtype == x.dtype and x.dtype.itemsize == 2
 
 
 def _prefetched(wanted: int, shortest: int) -> int:

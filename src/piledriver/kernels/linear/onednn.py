@@ -23,7 +23,7 @@ from piledriver.kernels.linear.weights import QuantisedWeight
 
 _ROWS = 8
 """Rows that the layout is chosen for; it serves any number."""
-_packed: Any = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]
+_packed: Any = WeakTensorKeyDictionary()
 
 
 class OneDnnLinear(ReferenceLinear):

@@ -119,8 +119,8 @@ class Runner:
                 for temperature, answer, row in zip(temperatures, answers, inputs.samples, strict=True)
             ]
             result = self._graphs.run(inputs, temperatures, uniforms)
-            logits = result.logits[: len(answers)]
-            return Forwarded(step, inputs.samples, slots, answers, logits, result.drawn, decoded=result)
+            found = result.logits[: len(answers)]
+            return Forwarded(step, inputs.samples, slots, answers, found, result.drawn, decoded=result)
         if self._prefill_graphs is not None and self._prefill_graphs.fits(inputs, answers):
             uniform = min(answers[0].uniform(inputs.samples[0].place), ALMOST_ONE)
             result = self._prefill_graphs.run(inputs, answers[0].params.temperature, uniform)
