@@ -7,13 +7,16 @@ import torch
 from safetensors.torch import save_file
 
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import load_folder, save_folder
 from piledriver.models.quantised import quantise_linears
+from piledriver.plan.placement.room import WORKSPACE_BYTES
 from piledriver.serve.placement import (
     dispatch_model,
     infer_auto_device_map,
     init_empty_weights,
     load_checkpoint_and_dispatch,
 )
+from piledriver.serve.placement.tiered_model import open_tiered
 from tests.engine.gpu import ON_GPU
 
 pytestmark = ON_GPU
@@ -62,6 +65,24 @@ def test_blocks_on_disk(tmp_path):
     got = load_checkpoint_and_dispatch(empty, tmp_path, device_map=places, offload_folder=tmp_path / "offload")
     for _ in range(5):
         assert torch.equal(got(tokens), want)
+
+
+@torch.no_grad()
+def test_a_quantised_folder_streams_packed_on_a_gpu(tmp_path):
+    save_folder(quantise_linears(made(), "int4"), tmp_path)
+    tokens = torch.randint(1024, (2, 64), device="cuda")
+    want = load_folder(tmp_path, device="cuda")(tokens)
+    room = {"batch": 2, "length": 64}
+    resident = open_tiered(tmp_path, **room, max_memory={0: 4 << 30, "cpu": 0})
+    assert resident.stream is None
+    assert torch.equal(resident.model(tokens), want)
+    needs = resident.plan.needs
+    enough = resident.plan.weights[0] + needs.activations + needs.cache + WORKSPACE_BYTES
+    for host in (0, 4 << 30):
+        opened = open_tiered(tmp_path, **room, max_memory={0: enough - 1000, "cpu": host})
+        assert opened.stream is not None
+        for _ in range(3):
+            assert torch.equal(opened.model(tokens), want)
 
 
 @torch.no_grad()
