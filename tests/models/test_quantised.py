@@ -9,7 +9,7 @@ import torch
 
 from piledriver.kernels.linear import WeightKind
 from piledriver.models import ModelConfig, Transformer
-from piledriver.models.quantised import QuantisedLinear, quantise_linears
+from piledriver.models.quantised import QuantisedLinear, QuantisedProjection, quantise_linears
 
 
 @pytest.mark.parametrize(("kind", "most"), [("int8", 0.02), ("fp8", 0.06), ("int4", 0.25)])
@@ -36,3 +36,19 @@ def test_a_cast_leaves_quantised_values_alone() -> None:
     assert layer.weight.dtype == torch.float8_e4m3fn
     assert torch.equal(layer.weight.float(), before)
     assert layer(torch.randn(2, 128, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_a_quantised_head_follows_the_model_and_is_no_part_of_its_state() -> None:
+    config = ModelConfig(vocab_size=61, dim=128, layers=1, heads=4, mlp_dim=256, max_positions=64)
+    model = Transformer(config).requires_grad_(False)
+    names = set(model.state_dict())
+    quantise_linears(model, "int8", head="int8")
+    assert not {name for name in model.state_dict() if name.startswith("project")}
+    assert "embedding.weight" in names & set(model.state_dict())
+    head = model.project
+    assert isinstance(head, QuantisedProjection)
+    model.to(torch.bfloat16)
+    assert (head.weight.dtype, head.scales.dtype) == (torch.int8, torch.float32)
+    model.to("meta")
+    assert head.weight.is_meta
+    assert head.scales.is_meta

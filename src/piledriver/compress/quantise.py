@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -29,7 +28,7 @@ from piledriver.models import Transformer
 from piledriver.models.block import Block
 from piledriver.models.feed_forward.moe import Experts, MoE
 from piledriver.models.layers import Linear
-from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear, project_quantised, replace_linear
+from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear, QuantisedProjection, replace_linear
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "smoothquant")
@@ -318,5 +317,5 @@ def _quantise_head(model: Transformer, kind: WeightKind) -> float:
     small = quantise_weight(weight, kind)
     error = _relative_error(weight, small, None)
     weight.copy_(dequantise_weight(small, weight.dtype))
-    model.project = partial(project_quantised, quantised=small)
+    model.project = QuantisedProjection(small)
     return error

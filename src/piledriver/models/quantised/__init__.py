@@ -4,7 +4,7 @@ from piledriver.models.quantised.experts import QuantisedExperts, StackedCodes, 
 from piledriver.models.quantised.linear import (
     DynamicQuantisedLinear,
     QuantisedLinear,
-    project_quantised,
+    QuantisedProjection,
     quantise_linears,
     replace_linear,
 )
@@ -13,8 +13,8 @@ __all__ = [
     "DynamicQuantisedLinear",
     "QuantisedExperts",
     "QuantisedLinear",
+    "QuantisedProjection",
     "StackedCodes",
-    "project_quantised",
     "quantise_linears",
     "replace_experts",
     "replace_linear",

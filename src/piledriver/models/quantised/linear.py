@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,7 +23,37 @@ from piledriver.models.transformer import Transformer
 _MOST = {"int8": 127.0, "fp8": 448.0}
 
 
-class QuantisedLinear(nn.Module):
+class QuantisedCodes(nn.Module):
+    """A quantised weight as buffers, which follow the module to a device and keep their dtype in a cast."""
+
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+
+    def __init__(self, quantised: QuantisedWeight, *, persistent: bool = True) -> None:
+        super().__init__()
+        self.kind = quantised.kind
+        self.register_buffer("weight", quantised.data, persistent=persistent)
+        self.register_buffer("scales", quantised.scales, persistent=persistent)
+        self.register_buffer("zeros", quantised.zeros, persistent=persistent)
+
+    @property
+    def quantised(self) -> QuantisedWeight:
+        """The weight, as kernels take it."""
+        return QuantisedWeight(self.kind, self.weight, self.scales, self.zeros)
+
+    def _apply(self, fn: object, recurse: bool = True) -> QuantisedCodes:
+        # `.to(bfloat16)` must leave codes and scales as they are: only devices change.
+        data, scales = self.weight, self.scales
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.weight.dtype != data.dtype:
+            self.weight = data.to(self.weight.device)
+        if self.scales.dtype != scales.dtype:
+            self.scales = scales.to(self.scales.device)
+        return self
+
+
+class QuantisedLinear(QuantisedCodes):
     """A `Linear` whose weight is stored in 8 or 4 bits; inference only.
 
     >>> layer = Linear(128, 8, bias=False)
@@ -36,17 +64,9 @@ class QuantisedLinear(nn.Module):
     True
     """
 
-    weight: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-
     def __init__(self, quantised: QuantisedWeight, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.kind = quantised.kind
+        super().__init__(quantised)
         self.out_features, self.in_features = quantised.shape
-        self.register_buffer("weight", quantised.data)
-        self.register_buffer("scales", quantised.scales)
-        self.register_buffer("zeros", quantised.zeros)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     @classmethod
@@ -56,25 +76,10 @@ class QuantisedLinear(nn.Module):
             kind = "int8"
         return cls(quantise_weight(layer.weight, kind), layer.bias)
 
-    @property
-    def quantised(self) -> QuantisedWeight:
-        """The weight, as kernels take it."""
-        return QuantisedWeight(self.kind, self.weight, self.scales, self.zeros)
-
     def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias in the dtype of x."""
         out = linear(x.flatten(0, -2), self.quantised, bias=self.bias)
         return torch.unflatten(out, 0, x.shape[:-1])
-
-    def _apply(self, fn: object, recurse: bool = True) -> QuantisedLinear:
-        # `.to(bfloat16)` must leave codes and scales as they are: only devices change.
-        data, scales = self.weight, self.scales
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.weight.dtype != data.dtype:
-            self.weight = data.to(self.weight.device)
-        if self.scales.dtype != scales.dtype:
-            self.scales = scales.to(self.scales.device)
-        return self
 
 
 class DynamicQuantisedLinear(QuantisedLinear):
@@ -104,6 +109,21 @@ class DynamicQuantisedLinear(QuantisedLinear):
         return torch.unflatten(out.to(x.dtype), 0, x.shape[:-1])
 
 
+class QuantisedProjection(QuantisedCodes):
+    """The output projection from a quantised copy of its weight, in place of `models.loss.project`.
+
+    It is not part of the model's state: the weight that it was made from is.
+    """
+
+    def __init__(self, quantised: QuantisedWeight) -> None:
+        super().__init__(quantised, persistent=False)
+
+    def forward(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """Return logits; the model's own `weight` is not read."""
+        out = linear(hidden.flatten(0, -2), self.quantised)
+        return torch.unflatten(out, 0, hidden.shape[:-1])
+
+
 def quantise_linears(model: Transformer, kind: WeightKind, *, head: WeightKind | None = None) -> Transformer:
     """Replace the linear layers of all blocks by quantised ones, in place; return the model.
 
@@ -124,8 +144,7 @@ def quantise_linears(model: Transformer, kind: WeightKind, *, head: WeightKind |
             if isinstance(module, GatedMLP):
                 module.fuse = False
     if head is not None:
-        small = quantise_weight(model.output_weight(), head)
-        model.project = partial(project_quantised, quantised=small)
+        model.project = QuantisedProjection(quantise_weight(model.output_weight(), head))
     return model
 
 
@@ -139,9 +158,3 @@ def replace_linear(model: nn.Module, name: str, layer: QuantisedLinear) -> None:
     setattr(module, last, layer)
     if isinstance(module, GatedMLP):
         module.fuse = False
-
-
-def project_quantised(hidden: Tensor, weight: Tensor, *, quantised: QuantisedWeight) -> Tensor:
-    """Return logits from a quantised copy of the output weight, in place of `models.loss.project`."""
-    out = linear(hidden.flatten(0, -2), quantised)
-    return torch.unflatten(out, 0, hidden.shape[:-1])

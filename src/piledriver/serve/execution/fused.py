@@ -25,7 +25,7 @@ from piledriver.models.block import Block
 from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.models.layers import Embedding, Linear, RMSNorm
 from piledriver.models.loss import project
-from piledriver.models.quantised import QuantisedLinear, project_quantised
+from piledriver.models.quantised import QuantisedLinear, QuantisedProjection
 from piledriver.serve.execution.pages import PagedCache
 
 # Fields whose values do not matter here, or are handled. Any other field must have its default.
@@ -146,7 +146,4 @@ def _head(model: Transformer) -> Tensor | QuantisedWeight | None:
     chosen: Any = model.project
     if chosen is project:
         return model.output_weight()
-    if getattr(chosen, "func", None) is project_quantised:
-        quantised: QuantisedWeight = chosen.keywords["quantised"]
-        return quantised
-    return None
+    return chosen.quantised if isinstance(chosen, QuantisedProjection) else None
