@@ -23,7 +23,7 @@ from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.models.config import LatentAttentionConfig
 from piledriver.models.interchange import load_folder, save_folder
 from piledriver.models.layers import Linear
-from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedExperts
+from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedExperts, QuantisedLinear
 from piledriver.models.torch_private import has_forward_hooks
 from piledriver.serve import Engine, SamplingParams
 
@@ -348,3 +348,18 @@ def test_ranges_of_groups_are_the_best_given_the_others(name: str) -> None:
         if mixed.zeros is not None and other.zeros is not None:
             mixed.zeros[:, 1] = other.zeros[:, 1]
         assert bool((error(found) <= error(mixed) * (1 + 1e-4)).all())
+
+
+def test_outputs_that_are_reused_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(vocab_size=61, dim=64, layers=2, heads=2, mlp_dim=128, max_positions=32))
+    tokens = torch.randint(61, (6, 32))
+
+    def codes() -> list[torch.Tensor]:
+        small = compress.quantise(model, "w4a16-g32", method="gptq", data=tokens, batch_tokens=64)
+        assert not [layer for layer in small.modules() if "forward" in vars(layer)]
+        return [layer.weight for layer in small.modules() if isinstance(layer, QuantisedLinear)]
+
+    reused = codes()
+    monkeypatch.setattr(BlockWalk, "reuse", lambda walk, layer: None)
+    assert all(torch.equal(one, other) for one, other in zip(reused, codes(), strict=True))

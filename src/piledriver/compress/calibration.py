@@ -154,6 +154,8 @@ class BlockWalk:
             )
         rows = max(1, batch_tokens // time)
         self.states: list[Tensor] = []
+        self._batch = 0
+        self._reused: list[nn.Module] = []
         self._arguments: list[dict[str, tuple[Any, ...]]] = []
         for first in range(0, len(calibration.tokens), rows):
             ids = calibration.document_ids
@@ -179,15 +181,13 @@ class BlockWalk:
     @torch.no_grad()
     def outputs(self, name: str, block: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the block's input and output for each batch of samples, on the device; the block is moved there."""
-        block.to(self.device)
-        for state, arguments in zip(self.states, self._arguments, strict=True):
-            x = state.to(self.device)
-            moved = [_to(argument, self.device) for argument in arguments[name]]
-            yield x, block(x, *moved)[0]
+        for index, state in enumerate(self.states):
+            yield state.to(self.device), self.output(name, block, index)
 
     def output(self, name: str, block: nn.Module, index: int) -> Tensor:
         """Return the block's output for one batch of samples, with gradients; the block is moved to the device."""
         block.to(self.device)
+        self._batch = index
         moved = [_to(argument, self.device) for argument in self._arguments[index][name]]
         out: Tensor = block(self.states[index].to(self.device), *moved)[0]
         return out
@@ -237,9 +237,31 @@ class BlockWalk:
                 handle.remove()
             yield seen[0]
 
+    def reuse(self, layer: nn.Module) -> None:
+        """Compute the outputs of a layer that will not change any more once for each batch, until `advance`.
+
+        On a CPU the products of a block would otherwise be computed again for each group of layers after them. A GPU
+        computes them faster than it reads them from the host.
+        """
+        if self.device.type != "cpu":
+            return
+        known: dict[int, Any] = {}
+        compute = layer.forward
+
+        def forward(*inputs: Any) -> Any:
+            if self._batch not in known:
+                known[self._batch] = compute(*inputs)
+            return known[self._batch]
+
+        layer.forward = forward  # type: ignore[method-assign]
+        self._reused.append(layer)
+
     def advance(self, name: str, block: nn.Module) -> None:
         """Replace the hidden states by the block's outputs."""
         self.states = [out.cpu() for _, out in self.outputs(name, block)]
+        for layer in self._reused:
+            del layer.forward
+        self._reused.clear()
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -194,7 +194,10 @@ class _Quantiser:
                 full = f"blocks.{name}.{key}"
                 small = self._round(layer.weight, known.get(key))
                 self.layers[full] = _relative_error(layer.weight, small, known.get(key))
-                replace_linear(block, key, self._layer(small, layer.bias))
+                made = self._layer(small, layer.bias)
+                replace_linear(block, key, made)
+                if walk is not None and self.sequential:
+                    walk.reuse(made)
         if isinstance(block.mlp, MoE) and f"blocks.{name}.mlp.experts" not in self.skipped:
             settings = self.gptq_settings if self.method == "gptq" else None
             found = quantise_experts(name, block, self.scheme, walk, settings)
