@@ -1,11 +1,14 @@
 """Weight-only linear layers of decoding on a GPU: bandwidth of int8 and int4 weights at small batches, speed at large.
 
     python benchmarks/linear.py                          # CUDA; about 40 s, most of it compilation
+    python benchmarks/linear.py --sweep --workers 14     # other tiles too, compiled by 14 processes
 
 A row is one weight shape, kind and number of tokens M. Weights rotate through copies that exceed the L2 cache, in a
 CUDA graph, so that every call reads its weight from memory. For M up to 16, `ours` is the share of the bandwidth of a
 plain copy (measured in the same run) at which the bytes of the weight and its scales are read; beyond, bf16's time over
-ours. `peer` is a bf16 product of the same shape.
+ours. `peer` is a bf16 product of the same shape. `copy_us` is a copy that moves as many bytes as the weight has: what a
+kernel of that size can reach. With `--sweep`, rows with a `candidate` are other
+kernels and tiles.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
+import time
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,10 +32,13 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from piledriver.kernels.linear import QuantisedWeight, linear, quantise_weight
+from piledriver.kernels.linear.dequantise import dequantise_integers
+from piledriver.kernels.linear.integer_rows import fits_integer_rows, integer_rows
+from piledriver.kernels.linear.integer_tiles import integer_tiles
 
 SHAPES = ((8192, 2048), (14336, 4096))
 """Rows and columns of the weights."""
-SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 512, 2048)
+SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _L2_BYTES = 200e6
 
 
@@ -75,29 +84,122 @@ def copies(weight: Tensor, kind: str) -> list[Any]:
     return [QuantisedWeight(one.kind, one.data.clone(), one.scales.clone()) for _ in range(count)]
 
 
-def rows_of(kinds: list[str], limit_rows: int) -> None:
+def copy_seconds(size: int) -> float:
+    """Return the seconds of a kernel that reads and writes `size` bytes in all."""
+    pairs = [torch.zeros(2, size // 8, device="cuda") for _ in range(int(_L2_BYTES / size) + 2)]
+    return seconds_each([partial(torch.neg, pair[0], out=pair[1]) for pair in pairs])
+
+
+def dequantised(x: Tensor, weight: QuantisedWeight, rows: int) -> Tensor:
+    """Return the product with a weight that is dequantised some rows at a time."""
+    out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
+    for first in range(0, weight.shape[0], rows):
+        part = QuantisedWeight(weight.kind, weight.data[first : first + rows], weight.scales[first : first + rows])
+        torch.mm(x, dequantise_integers(part, x.dtype).t(), out=out[:, first : first + rows])
+    return out
+
+
+def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor, QuantisedWeight], Tensor]]:
+    """Return kernels and tiles by name that could take this product."""
+    found: dict[str, Callable[[Tensor, QuantisedWeight], Tensor]] = {}
+    tokens, int4 = len(x), weight.kind == "int4"
+    steps = weight.data.shape[1] // 64
+    if tokens > 1 and fits_integer_rows(x, weight):
+        for warps, rep in ((4, 2), (8, 2), (16, 2), (8, 4)):
+            if 2 <= steps // warps <= (4 if int4 else 8) and not (rep == 4 and steps // warps > 4):
+                config = {"rep": rep, "warps": warps}
+                found[f"rows {config}"] = partial(integer_rows, config=config)
+    if 16 <= tokens <= 1024:
+        width = min(64, max(16, tokens))
+        shapes = {
+            16: [(64, 256, 4, 4), (128, 128, 4, 3)],
+            32: [(64, 128, 4, 4), (128, 128, 4, 4)],
+            64: [(64, 128, 4, 4), (128, 128, 8, 3)],
+        }[width]
+        if int4:
+            shapes = [(bn, 128, warps, stages) for bn, _, warps, stages in shapes]
+        for bn, bk, warps, stages in shapes:
+            for parts in (1, 2, 4) if tokens <= 64 else (1,):
+                config = {"bn": bn, "bm": width, "bk": bk, "parts": parts, "warps": warps, "stages": stages, "ahead": 0}
+                found[f"tiles {config}"] = partial(integer_tiles, config=config)
+        if tokens >= 128 and not int4:
+            for bn, bm, bk in ((128, 128, 64), (256, 64, 64)):
+                config = {"bn": bn, "bm": bm, "bk": bk, "parts": 1, "warps": 8, "stages": 4, "ahead": 0}
+                found[f"tiles {config}"] = partial(integer_tiles, config=config)
+    if tokens >= 128:
+        found |= {f"dequantised {rows}": partial(dequantised, rows=rows) for rows in (weight.shape[0], 4096, 2048)}
+    return found
+
+
+def cases(kinds: list[str], most: int) -> list[tuple[int, int, int, str]]:
+    """Return tokens, rows, columns and kind of all measurements, small ones first."""
+    tokens = [count for count in (*SMALL, *LARGE) if count <= most]
+    return [(count, rows, columns, kind) for count in tokens for rows, columns in SHAPES for kind in kinds]
+
+
+def warm_up(kinds: list[str], most: int, share: int, workers: int) -> None:
+    """Call a worker's share of the candidates once, so that their kernels are in the cache of compiled ones."""
+    for tokens, rows, columns, kind in cases(kinds, most):
+        x = torch.zeros(tokens, columns, device="cuda", dtype=torch.bfloat16)
+        small = quantise_weight(torch.zeros(rows, columns, device="cuda", dtype=torch.bfloat16), kind)  # type: ignore[arg-type]
+        for label, call in {"linear": linear, **candidates(x, small)}.items():
+            # Numbers of tokens that share a kernel are one worker's.
+            kernel = f"{label} {kind} {columns} {-(-min(tokens, 128) // 4)}"
+            if zlib.crc32(kernel.encode()) % workers == share:
+                attempt(call, x, small)
+    torch.cuda.synchronize()
+
+
+def attempt(call: Callable[..., Tensor], x: Tensor, weight: QuantisedWeight) -> Tensor | None:
+    """Return the result of a candidate, or None if the device has not the memory for its tile."""
+    try:
+        return call(x, weight)
+    except Exception as error:
+        print(json.dumps({"row": "linear: failed", "why": repr(error)[:200]}), flush=True)
+        return None
+
+
+def rows_of(kinds: list[str], most: int, *, sweep: bool, limit: float) -> None:
+    began = time.monotonic()
     copied = copy_bandwidth()
     print(json.dumps({"row": "linear: copy", "ours": round(copied / 1e12, 3), "unit": "TB/s"}), flush=True)
     microseconds: dict[str, dict[str, float]] = {"ours": {}, "bf16": {}}
-    for tokens in (*SMALL, *LARGE):
-        if tokens > limit_rows:
+    plain_seconds: dict[tuple[int, int, int], float] = {}
+    stored: dict[tuple[int, int, str], list[Any]] = {}
+    for tokens, rows, columns, kind in cases(kinds, most):
+        if time.monotonic() - began > limit:
+            print(json.dumps({"row": "linear", "skipped": f"M={tokens} and more: out of time"}), flush=True)
             break
-        for rows, columns in SHAPES:
-            weight = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) * 0.02
-            x = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16)
-            dense = copies(weight, "bf16")
-            plain = seconds_each([partial(F.linear, x, w) for w in dense])
-            del dense
-            for kind in kinds:
-                small = copies(weight, kind)
-                ours = seconds_each([partial(linear, x, w) for w in small])
-                share = bytes_of(small[0]) / ours / copied
-                name = f"{kind} {columns}x{rows}, M={tokens}"
-                microseconds["ours"][name] = round(ours * 1e6, 2)
-                microseconds["bf16"][name] = round(plain * 1e6, 2)
-                found = {"row": f"linear: {name}", "us": round(ours * 1e6, 2), "bf16_us": round(plain * 1e6, 2)}
-                found |= {"speed_over_bf16": round(plain / ours, 3)}
-                print(json.dumps({**found, "share_of_copy": round(share, 3)}), flush=True)
+        torch.manual_seed(0)
+        x = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16)
+        for one in ("bf16", kind):
+            if (rows, columns, one) not in stored:
+                weight = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) * 0.02
+                stored[rows, columns, one] = copies(weight, one)
+        if (tokens, rows, columns) not in plain_seconds:
+            dense = stored[rows, columns, "bf16"]
+            plain_seconds[tokens, rows, columns] = seconds_each([partial(F.linear, x, w) for w in dense])
+        plain, small = plain_seconds[tokens, rows, columns], stored[rows, columns, kind]
+        expected = F.linear(x, dequantise_integers(small[0], x.dtype)).float()
+        ours = seconds_each([partial(linear, x, w) for w in small])
+        size = bytes_of(small[0])
+        name = f"{kind} {columns}x{rows}, M={tokens}"
+        microseconds["ours"][name] = round(ours * 1e6, 2)
+        microseconds["bf16"][name] = round(plain * 1e6, 2)
+        found: dict[str, Any] = {"row": f"linear: {name}", "us": round(ours * 1e6, 2), "bf16_us": round(plain * 1e6, 2)}
+        found |= {"speed_over_bf16": round(plain / ours, 3), "share_of_copy": round(size / ours / copied, 3)}
+        if tokens == 1:
+            found["copy_us"] = round(copy_seconds(size) * 1e6, 2)
+        print(json.dumps(found), flush=True)
+        for label, call in candidates(x, small[0]).items() if sweep else ():
+            result = attempt(call, x, small[0])
+            if result is None:
+                continue
+            error = float((result.float() - expected).abs().max() / expected.abs().max())
+            seconds = seconds_each([partial(call, x, w) for w in small], 3)
+            found = {"row": f"linear: {name}", "candidate": label, "us": round(seconds * 1e6, 2)}
+            found |= {"speed_over_bf16": round(plain / seconds, 3), "share_of_copy": round(size / seconds / copied, 3)}
+            print(json.dumps({**found, "error": round(error, 5)}), flush=True)
     print(json.dumps({"row": "linear", "unit": "us", **microseconds}), flush=True)
 
 
@@ -105,11 +207,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default="int4,int8")
     parser.add_argument("--most", type=int, default=LARGE[-1], help="most tokens")
+    parser.add_argument("--sweep", action="store_true", help="measure other kernels and tiles too")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile kernels first")
+    parser.add_argument("--share", type=int, help="compile this worker's share of the kernels, and exit")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is begun")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(json.dumps({"row": "linear", "ours": None, "why": "needs a GPU"}))
         return
-    rows_of(options.kinds.split(","), options.most)
+    kinds = options.kinds.split(",")
+    if options.share is not None:
+        warm_up(kinds, options.most, options.share, options.workers)
+        return
+    began = time.monotonic()
+    command = [sys.executable, __file__, "--kinds", options.kinds, "--most", str(options.most)]
+    command += ["--workers", str(options.workers)]
+    started = [subprocess.Popen([*command, "--share", str(share)]) for share in range(options.workers)]
+    for process in started:
+        process.wait()
+    if started:
+        print(json.dumps({"row": "linear: compiled", "seconds": round(time.monotonic() - began, 1)}), flush=True)
+    rows_of(kinds, options.most, sweep=options.sweep, limit=options.limit - (time.monotonic() - began))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from piledriver.kernels.linear import dequantise_weight, quantise_weight
 from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.gemv import gemv
 from piledriver.kernels.linear.integer_gemv import integer_gemv
+from piledriver.kernels.linear.integer_rows import integer_rows
 from piledriver.kernels.linear.invariant_row import invariant_row_linear
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.triton import TritonLinear
@@ -54,8 +55,18 @@ for rows, outputs, columns in ((1, 128, 1024), (1, 96, 384), (5, 96, 256), (20, 
             short = {key: value.bfloat16() if torch.is_tensor(value) else value for key, value in options.items()}
             wide = {key: value.float() if torch.is_tensor(value) else value for key, value in short.items()}
             expected = ReferenceLinear()(half.float(), given, **wide)
-            found = integer_gemv(half, given, **short).float()
-            torch.testing.assert_close(found, expected, rtol=1e-2, atol=5e-2)
+            for config in (None, {"rows": 4, "warps": 4, "programs": 3}):
+                found = integer_gemv(half, given, **short, config=config).float()
+                torch.testing.assert_close(found, expected, rtol=1e-2, atol=5e-2)
+for kind in ("int8", "int4"):
+    x, weight = torch.randn(6, 512), torch.randn(40, 512)
+    given, options = quantise_weight(weight, kind), {"norm": torch.randn(512), "eps": 1e-5, "bias": torch.randn(40)}
+    near, gate = {"rtol": 2e-3, "atol": 0.1}, {**options, "gate_block": 4}
+    expected = ReferenceLinear()(x, given, **options)
+    found = integer_rows(x, given, **options)
+    torch.testing.assert_close(found, expected, **near)
+    torch.testing.assert_close(integer_rows(x, given, **gate), ReferenceLinear()(x, given, **gate), **near)
+    assert torch.equal(integer_rows(x[4:], given, **options), found[4:])
 for outputs, columns in ((96, 384), (32, 4608)):
     x, weight, norm = torch.randn(1, columns), torch.randn(outputs, columns), torch.randn(columns)
     for options in (

@@ -18,6 +18,8 @@ from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 
 _MOST_ROWS = 64
 """Up to this many rows a product is bound by reading the weight; beyond, torch's own kernels are faster."""
+_MOST_INTEGER_ROWS = 128
+"""The same for int8 and int4 weights, which torch's kernels need dequantised."""
 
 
 def linear(
@@ -49,7 +51,8 @@ def linear(
             return integer_gemv(x, weight, **options)
         if fits_gemv(x, weight):
             return gemv(x, weight, **options)
-        if len(x) > _MOST_ROWS:
+        integers = isinstance(weight, QuantisedWeight) and weight.kind != "fp8"
+        if len(x) > (_MOST_INTEGER_ROWS if integers else _MOST_ROWS):
             rows = x if norm is None else rms_norm(x, norm, eps)
             return _large(rows, weight, bias, residual, gate_block)
     out: Tensor = kernel(x, weight, **options, invariant=invariant)
@@ -57,8 +60,10 @@ def linear(
 
 
 def _has_gpu_kernel(weight: QuantisedWeight) -> bool:
-    """Return whether the GPU kernels read this weight: of int4, symmetric groups of `GROUP` columns."""
-    return weight.kind != "int4" or (weight.zeros is None and weight.group == GROUP)
+    """Return whether GPU kernels read this weight: 8 bits with a scale a row, int4 in symmetric groups of `GROUP`."""
+    if weight.kind != "int4":
+        return weight.scales.shape[1] == 1
+    return weight.zeros is None and weight.group == GROUP
 
 
 def _plain(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,7 @@
 
 The input becomes two bytes an element (`integers`), in words of four; int4 weights are masked out of their words. No
 weight is converted to a float. Loads of the weight come first, the input is prepared while they are under way, and a
-warp multiplies whole rows.
+warp multiplies whole rows. Programs take several turns at large weights, so that the input is prepared once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_COLUMNS = 16384
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.gemv import finish
-    from piledriver.kernels.linear.integers import MOST, ROUND_BITS, integer_bits, integer_scale
+    from piledriver.kernels.linear.integers import MOST, integer_bits, integer_scale
 
     LANES = tl.constexpr(128)  # words of a warp's load: 16 bytes a lane
 
@@ -42,6 +42,16 @@ if triton is not None:
             for byte in tl.static_range(4):
                 total = total + ((a << (24 - 8 * byte)) >> 24) * ((b << (24 - 8 * byte)) >> 24)
             return total
+
+    @triton.jit
+    def _nibbles(word, ASM: tl.constexpr):
+        """Return 16 times the values of the upper four bits of each byte, as signed bytes: a mask and a sign bit."""
+        if ASM:
+            return tl.inline_asm_elementwise(
+                "lop3.b32 $0, $1, 0xF0F0F0F0, 0x80808080, 0x6A;", "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1
+            )
+        else:
+            return (word & -252645136) ^ -2139062144
 
     @triton.jit
     def _four(x, words, known, EVEN: tl.constexpr):
@@ -71,13 +81,12 @@ if triton is not None:
 
     @triton.jit
     def _words(a, b, c, d, factor):
-        """Return four numbers as a word of high bytes and one of low bytes, and their sum as integers."""
+        """Return four numbers as a word of high bytes and one of low bytes."""
         p, q, r, s = integer_bits(a, factor), integer_bits(b, factor), integer_bits(c, factor), integer_bits(d, factor)
         low = (p & 255) | ((q & 255) << 8) | ((r & 255) << 16) | (s << 24)
-        total = (p - ROUND_BITS) + (q - ROUND_BITS) + (r - ROUND_BITS) + (s - ROUND_BITS)
         p, q, r, s = p + 128, q + 128, r + 128, s + 128
         high = ((p >> 8) & 255) | (q & 65280) | ((r & 65280) << 8) | ((s & 65280) << 16)
-        return high, low, total
+        return high, low
 
     @triton.jit
     def _row_sums_8(weight, high, low, ASM: tl.constexpr):
@@ -87,58 +96,62 @@ if triton is not None:
         return upper.to(tl.float32) * 256.0 + lower.to(tl.float32)
 
     @triton.jit
-    def _row_sums_4(weight, scales, high, low, more_high, more_low, zero, R: tl.constexpr, CHUNKS: tl.constexpr,
+    def _row_sums_4(weight, scales, high, low, more_high, more_low, R: tl.constexpr, CHUNKS: tl.constexpr,
                     ASM: tl.constexpr):  # fmt: skip
-        """Return the sums of rows of int4 words, whose low and high nibbles meet two words of the input each."""
-        first, second = weight & 0x0F0F0F0F, (weight >> 4) & 0x0F0F0F0F
-        upper = _dp4a(second, more_high[None, :, :], _dp4a(first, high[None, :, :], tl.zeros_like(weight), ASM), ASM)
-        # Codes are value + 8: `zero` takes the 8 off.
-        lower = _dp4a(
-            second,
-            more_low[None, :, :],
-            _dp4a(first, low[None, :, :], zero[None, :, :] + tl.zeros_like(weight), ASM),
-            ASM,
-        )
+        """Return 16 times the sums of rows of int4 words, whose two nibbles a byte meet two words of the input."""
+        first, second = _nibbles(weight << 4, ASM), _nibbles(weight, ASM)
+        none = tl.zeros_like(weight)
+        upper = _dp4a(second, more_high[None, :, :], _dp4a(first, high[None, :, :], none, ASM), ASM)
+        lower = _dp4a(second, more_low[None, :, :], _dp4a(first, low[None, :, :], none, ASM), ASM)
         part = tl.sum(tl.reshape(upper * 256 + lower, [R, CHUNKS, 32, 4]), axis=3)
         return tl.sum(tl.sum(part.to(tl.float32) * scales, axis=1), axis=1)
 
     @triton.jit
+    def _rows_of(index, outputs, GATE: tl.constexpr):
+        """Return rows of the weight for outputs; those beyond the last are the first."""
+        index = tl.where(index < outputs, index, 0)
+        if GATE > 0:
+            index = (index // GATE) * 2 * GATE + index % GATE
+        return index
+
+    @triton.jit
+    def _load(weight, rows, stride, there, WORDS: tl.constexpr, CHUNKS: tl.constexpr):
+        """Return [rows, chunks, lanes] of words."""
+        wide = tl.arange(0, CHUNKS)[None, :, None] * LANES + tl.arange(0, LANES)[None, None, :]
+        base = weight + rows.to(tl.int64)[:, None, None] * stride + wide
+        if WORDS == CHUNKS * LANES:
+            return tl.load(base, mask=there, other=0)
+        else:
+            return tl.load(base, mask=(wide < WORDS) & there, other=0)
+
+    @triton.jit
+    def _load_scales(scales, rows, stride, there, WORDS: tl.constexpr, CHUNKS: tl.constexpr, INT4: tl.constexpr,
+                     GROUP_WORDS: tl.constexpr):  # fmt: skip
+        """Return the scales of rows, for int4 one for each four words: [rows, chunks, 32]."""
+        if INT4:
+            groups = (tl.arange(0, CHUNKS)[None, :, None] * LANES + tl.arange(0, 32)[None, None, :] * 4) // GROUP_WORDS
+            known = (groups < WORDS // GROUP_WORDS) & there
+            return tl.load(scales + rows[:, None, None] * stride + groups, mask=known, other=0.0)
+        else:
+            return tl.load(scales + rows)
+
+    @triton.jit
     def _integer_gemv(
-        x, norm, weight, scales, bias, residual, out, outputs, eps, weight_stride, scale_stride, columns,
+        x, norm, weight, scales, bias, residual, out, outputs, tiles, eps, weight_stride, scale_stride, columns,
         WORDS: tl.constexpr, INT4: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-        NORM: tl.constexpr, R: tl.constexpr, CHUNKS: tl.constexpr, GROUP_WORDS: tl.constexpr, ASM: tl.constexpr,
-        EARLY: tl.constexpr,
+        NORM: tl.constexpr, R: tl.constexpr, CHUNKS: tl.constexpr, GROUP_WORDS: tl.constexpr, LOOP: tl.constexpr,
+        ASM: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         if EARLY:
             gdc_launch_dependents()
-        index = tl.program_id(0) * R + tl.arange(0, R)
-        live = index < outputs
-        index = tl.where(live, index, 0)
-        rows = index
-        if GATE > 0:
-            rows = (index // GATE) * 2 * GATE + index % GATE
+        first = tl.program_id(0)
         even: tl.constexpr = WORDS == CHUNKS * LANES
-        wide = tl.arange(0, CHUNKS)[None, :, None] * LANES + tl.arange(0, LANES)[None, None, :]
-        base = weight + rows.to(tl.int64)[:, None, None] * weight_stride + wide
-        if even:
-            w = tl.load(base)
-            if GATE > 0:
-                v = tl.load(base + GATE * weight_stride)
-        else:
-            w = tl.load(base, mask=wide < WORDS, other=0)
-            if GATE > 0:
-                v = tl.load(base + GATE * weight_stride, mask=wide < WORDS, other=0)
-        if INT4:
-            groups = (tl.arange(0, CHUNKS)[None, :, None] * LANES + tl.arange(0, 32)[None, None, :] * 4) // GROUP_WORDS
-            place = scales + rows[:, None, None] * scale_stride + groups
-            there = groups < WORDS // GROUP_WORDS
-            scale = tl.load(place, mask=there, other=0.0).to(tl.float32)
-            if GATE > 0:
-                other_scale = tl.load(place + GATE * scale_stride, mask=there, other=0.0).to(tl.float32)
-        else:
-            scale = tl.load(scales + rows).to(tl.float32)
-            if GATE > 0:
-                other_scale = tl.load(scales + rows + GATE).to(tl.float32)
+        rows = _rows_of(first * R + tl.arange(0, R), outputs, GATE)
+        w = _load(weight, rows, weight_stride, True, WORDS, CHUNKS)
+        scale = _load_scales(scales, rows, scale_stride, True, WORDS, CHUNKS, INT4, GROUP_WORDS)
+        if GATE > 0:
+            v = _load(weight, rows + GATE, weight_stride, True, WORDS, CHUNKS)
+            other_scale = _load_scales(scales, rows + GATE, scale_stride, True, WORDS, CHUNKS, INT4, GROUP_WORDS)
         if EARLY:
             gdc_wait()
         words = tl.arange(0, CHUNKS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
@@ -152,23 +165,43 @@ if triton is not None:
             a, b, c, d, most, squares = _values(x, norm, words, known, NORM, even)
         peak = tl.max(most)
         factor = integer_scale(peak)
-        high, low, total = _words(a, b, c, d, factor)
-        result = tl.zeros([R], tl.float32)
-        other = tl.zeros([R], tl.float32)
+        high, low = _words(a, b, c, d, factor)
         if INT4:
-            more_high, more_low, more_total = _words(e, f, g, h, factor)
-            zero = (total + more_total) * -8
-            result = _row_sums_4(w, scale, high, low, more_high, more_low, zero, R, CHUNKS, ASM)
-            if GATE > 0:
-                other = _row_sums_4(v, other_scale, high, low, more_high, more_low, zero, R, CHUNKS, ASM)
-        else:
-            result = _row_sums_8(w, high, low, ASM) * scale
-            if GATE > 0:
-                other = _row_sums_8(v, high, low, ASM) * other_scale
-        back = peak / MOST
+            more_high, more_low = _words(e, f, g, h, factor)
+        back = peak / MOST / 16.0 if INT4 else peak / MOST
         if NORM:
             back = back * tl.rsqrt(tl.sum(squares) / columns + eps)
-        finish(result * back, other * back, rows, index, live, bias, residual, out, GATE, BIAS, RESIDUAL)
+        for tile in range(first, tiles, tl.num_programs(0)):
+            if LOOP:
+                following = tile + tl.num_programs(0)
+                there = following < tiles
+                rows = _rows_of(following * R + tl.arange(0, R), outputs, GATE)
+                next_w = _load(weight, rows, weight_stride, there, WORDS, CHUNKS)
+                next_scale = _load_scales(scales, rows, scale_stride, there, WORDS, CHUNKS, INT4, GROUP_WORDS)
+                if GATE > 0:
+                    next_v = _load(weight, rows + GATE, weight_stride, there, WORDS, CHUNKS)
+                    next_other = _load_scales(scales, rows + GATE, scale_stride, there, WORDS, CHUNKS, INT4,
+                                              GROUP_WORDS)  # fmt: skip
+            result = tl.zeros([R], tl.float32)
+            other = tl.zeros([R], tl.float32)
+            if INT4:
+                result = _row_sums_4(w, scale.to(tl.float32), high, low, more_high, more_low, R, CHUNKS, ASM)
+                if GATE > 0:
+                    other = _row_sums_4(v, other_scale.to(tl.float32), high, low, more_high, more_low, R, CHUNKS,
+                                        ASM)  # fmt: skip
+            else:
+                result = _row_sums_8(w, high, low, ASM) * scale.to(tl.float32)
+                if GATE > 0:
+                    other = _row_sums_8(v, high, low, ASM) * other_scale.to(tl.float32)
+            index = tile * R + tl.arange(0, R)
+            live = index < outputs
+            index = tl.where(live, index, 0)
+            finish(result * back, other * back, _rows_of(index, outputs, GATE), index, live, bias, residual, out, GATE,
+                   BIAS, RESIDUAL)  # fmt: skip
+            if LOOP:
+                w, scale = next_w, next_scale
+                if GATE > 0:
+                    v, other_scale = next_v, next_other
 
 
 def integer_gemv(
@@ -187,17 +220,20 @@ def integer_gemv(
     data, scales, int4 = weight.data.view(torch.int32), weight.scales, weight.kind == "int4"
     outputs = data.shape[0] // 2 if gate_block else data.shape[0]
     words = data.shape[1]
-    chosen = config or integer_shape(words, gate=bool(gate_block))
+    chosen = config or integer_shape(words, outputs, int4=int4, gate=bool(gate_block))
     numbers = x.view(torch.int64)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     early = starts_early(x.device)
-    _integer_gemv[(triton.cdiv(outputs, chosen["rows"]),)](
+    tiles = triton.cdiv(outputs, chosen["rows"])
+    programs = min(tiles, chosen.get("programs", tiles))
+    _integer_gemv[(programs,)](
         numbers, numbers if norm is None else norm.view(torch.int64), data, scales, x if bias is None else bias,
-        x if residual is None else residual, out, outputs, eps, data.stride(0), scales.stride(0), columns,
+        x if residual is None else residual, out, outputs, tiles, eps, data.stride(0), scales.stride(0), columns,
         WORDS=words, INT4=int4, GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None,
         NORM=norm is not None, R=chosen["rows"], CHUNKS=triton.next_power_of_2(triton.cdiv(words, 128)),
-        GROUP_WORDS=GROUP // 8, ASM=isinstance(_integer_gemv, triton.runtime.JITFunction), EARLY=early,
-        num_warps=chosen["warps"], **launch_options(early),
+        GROUP_WORDS=GROUP // 8, LOOP=programs < tiles, EARLY=early,
+        ASM=isinstance(_integer_gemv, triton.runtime.JITFunction), num_stages=1, num_warps=chosen["warps"],
+        **launch_options(early),
     )  # fmt: skip
     return out
 
@@ -216,11 +252,22 @@ def fits_integer_gemv(x: Tensor, weight: QuantisedWeight, norm: Tensor | None) -
     )
 
 
-def integer_shape(words: int, *, gate: bool) -> dict[str, int]:
-    """Return rows of a program and warps: 8 to 64 words of the weight a thread."""
-    words *= 2 if gate else 1
-    if words > 1024:
-        return {"rows": 2, "warps": 2}
-    if words > 512:
-        return {"rows": 4, "warps": 4 if gate else 2}
-    return {"rows": 8, "warps": 4}
+def integer_shape(words: int, outputs: int, *, int4: bool, gate: bool) -> dict[str, int]:
+    """Return rows of a program, warps and programs: 32 words of the weight a thread at once.
+
+    Large weights are read in several turns, in which the input is prepared once and the next rows are on their way.
+    """
+    if gate or words not in (256, 512, 1024):
+        words *= 2 if gate else 1
+        if words > 1024:
+            return {"rows": 2, "warps": 2}
+        if words > 512:
+            return {"rows": 4, "warps": 4 if gate else 2}
+        return {"rows": 8, "warps": 4}
+    if words * outputs > 1 << 22:
+        return {"rows": 8, "warps": 4, "programs": 396} if words > 256 else {"rows": 16, "warps": 8, "programs": 264}
+    if words == 256:
+        return {"rows": 16, "warps": 4} if outputs >= 1 << 13 else {"rows": 8, "warps": 4}
+    if int4:
+        return {"rows": 8, "warps": 4}
+    return {"rows": 16, "warps": 8, "programs": 264} if words == 512 else {"rows": 4, "warps": 4}

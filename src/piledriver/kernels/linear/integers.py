@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piledriver.kernels.early_launch import launch_options, starts_early
+
 try:
     import triton
     import triton.language as tl
@@ -18,6 +20,8 @@ except ImportError:
     triton = None
 
 if triton is not None:
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
+
     MOST = tl.constexpr(32512.0)
     # Adding 1.5 * 2^23 rounds to an integer, which the low bits of the sum then hold.
     ROUND = tl.constexpr(12582912.0)
@@ -35,11 +39,16 @@ if triton is not None:
 
     @triton.jit
     def _split_rows(
-        x, norm, high, low, scales, columns, stride, eps, NORM: tl.constexpr, BLOCK: tl.constexpr
+        x, norm, out, scales, columns, stride, eps, divisor, NORM: tl.constexpr, BLOCK: tl.constexpr,
+        EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            gdc_launch_dependents()
         row = tl.program_id(0).to(tl.int64)
         places = tl.arange(0, BLOCK)
         inside = places < columns
+        if EARLY:
+            gdc_wait()
         value = tl.load(x + row * stride + places, mask=inside, other=0.0).to(tl.float32)
         factor = 1.0
         if NORM:
@@ -47,19 +56,26 @@ if triton is not None:
             value = value * tl.load(norm + places, mask=inside, other=0.0).to(tl.float32)
         most = tl.max(tl.abs(value), axis=0)
         bits = integer_bits(value, integer_scale(most))
-        tl.store(low + row * columns + places, bits.to(tl.int8), mask=inside)
-        tl.store(high + row * columns + places, ((bits + 128) >> 8).to(tl.int8), mask=inside)
-        tl.store(scales + row, most / MOST * factor)
+        tl.store(out + (2 * row + 1) * columns + places, bits.to(tl.int8), mask=inside)
+        tl.store(out + 2 * row * columns + places, ((bits + 128) >> 8).to(tl.int8), mask=inside)
+        tl.store(scales + row, most / MOST * factor / divisor)
 
 
-def split_rows(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return high and low bytes of [rows, columns] and the scale of each row, after an RMS norm if `norm` is given."""
+def split_rows(
+    x: Tensor, norm: Tensor | None = None, eps: float = 0.0, *, padded: int, divisor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return [2 * padded, columns] of bytes (high bytes of a row, then its low ones) and [padded] scales of rows.
+
+    With `norm`, x is normalised first (RMS). Scales are divided by `divisor`. Rows beyond those of the input are not
+    set.
+    """
     rows, columns = x.shape
-    high, low = torch.empty(2, rows, columns, dtype=torch.int8, device=x.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    out = torch.empty(2 * padded, columns, dtype=torch.int8, device=x.device)
+    scales = torch.empty(padded, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(columns)
+    early = starts_early(x.device)
     _split_rows[(rows,)](
-        x, x if norm is None else norm, high, low, scales, columns, x.stride(0), eps,
-        NORM=norm is not None, BLOCK=block, num_warps=4 if block <= 4096 else 8,
+        x, x if norm is None else norm, out, scales, columns, x.stride(0), eps, divisor,
+        NORM=norm is not None, BLOCK=block, EARLY=early, num_warps=4 if block <= 2048 else 8, **launch_options(early),
     )  # fmt: skip
-    return high, low, scales
+    return out, scales

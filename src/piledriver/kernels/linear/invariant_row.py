@@ -143,7 +143,7 @@ class InvariantRowLinear:
         """Return the linear layer of [1, columns] with a 16-bit weight, after an RMS norm if `norm` is given."""
         columns = x.shape[1]
         outputs = weight.shape[0] // 2 if gate_block else weight.shape[0]
-        tiled = tile_shape(1, outputs, columns, "plain", gate=bool(gate_block))
+        tiled = tile_shape(1, outputs, columns, gate=bool(gate_block))
         part = part_columns(columns, tiled["parts"])
         parts = triton.cdiv(columns, part)
         chosen = config or row_shape(outputs, columns, parts, gate=bool(gate_block))

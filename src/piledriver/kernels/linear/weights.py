@@ -1,4 +1,4 @@
-"""Quantised weights: int8 and fp8 with a scale for each row, int4 with a scale (and a zero point) for each group."""
+"""Quantised weights: int8, fp8 with a scale for each row or group, int4 with one (and a zero point) for each group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QuantisedWeight(NamedTuple):
     """int8 or float8_e4m3fn [rows, columns]; for int4 uint8 [rows, columns / 2], where byte j of a group of g columns
     holds columns j (low bits) and j + g / 2."""
     scales: Tensor
-    """[rows, 1], or [rows, columns / group] for int4."""
+    """[rows, 1], or [rows, columns / group] for int4 and for fp8 in groups."""
     zeros: Tensor | None = None
     """uint8 [rows, columns / group]: the code that means 0, for asymmetric int4; None for 8."""
 
@@ -89,17 +89,25 @@ class WeightGrid(NamedTuple):
 
 
 def weight_grid(
-    weight: Tensor, kind: WeightKind, *, group: int = GROUP, symmetric: bool = True, clip: Tensor | None = None
+    weight: Tensor, kind: WeightKind, *, group: int | None = None, symmetric: bool = True, clip: Tensor | None = None
 ) -> WeightGrid:
     """Return the grid that spans a weight of [rows, columns]; scales are in the weight's dtype.
 
-    `group` and `symmetric` apply to int4. `clip` of [rows, groups] (or one that broadcasts) shrinks each range.
+    `group` is the number of columns that share a scale (default: `GROUP` for int4, otherwise all), `symmetric` applies
+    to int4. `clip` of [rows, groups] (or one that broadcasts) shrinks each range.
     """
     wide = weight.detach().float()
     if kind != "int4":
+        if group is not None and weight.shape[1] % group:
+            raise UsageError(
+                f"{kind} with groups of {group} columns does not fit a weight of {weight.shape[1]} columns",
+                fix="use a group that divides the columns, or a scale for each row",
+            )
         most = 127.0 if kind == "int8" else _FP8_MAX
-        scales = wide.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / most
-        return WeightGrid(kind, scales.to(weight.dtype))
+        spans = torch.unflatten(wide, 1, (-1, group or weight.shape[1]))
+        scales = spans.abs().amax(dim=-1).clamp(min=1e-12) / most
+        return WeightGrid(kind, scales.to(weight.dtype).contiguous())
+    group = GROUP if group is None else group
     if group not in GROUPS or weight.shape[1] % group:
         raise UsageError(
             f"int4 with groups of {group} columns does not fit a weight of {weight.shape[1]} columns",
@@ -116,7 +124,9 @@ def weight_grid(
     return WeightGrid(kind, scales.contiguous(), zeros)
 
 
-def quantise_weight(weight: Tensor, kind: WeightKind, *, group: int = GROUP, symmetric: bool = True) -> QuantisedWeight:
+def quantise_weight(
+    weight: Tensor, kind: WeightKind, *, group: int | None = None, symmetric: bool = True
+) -> QuantisedWeight:
     """Round a weight to the nearest values of `kind`.
 
     >>> weight = torch.randn(4, 256)
