@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -40,17 +41,22 @@ def test_words_hold_their_numbers(bits: int, dim: int) -> None:
     assert torch.equal(unpack_words(packed, bits, numbers.shape[dim], dim).long(), numbers)
 
 
-@pytest.mark.parametrize("scheme", ["w4a16-g32", "w4a16-g32-asym", "w8a16", "w8a8", "w8a16-fp8", "w8a8-fp8"])
+@pytest.mark.parametrize(
+    "scheme",
+    [*("w4a16-g32", "w4a16-g32-asym", "w8a16", "w8a8", "w8a16-fp8", "w8a8-fp8"), "w8a16-fp8-g128", "w8a8-fp8-g128"],
+)
 def test_a_folder_reads_back_to_the_same_bits_and_transformers_opens_it(
     model: Transformer, scheme: str, tmp_path: Path
 ) -> None:
+    if "fp8-g128" in scheme:
+        model = Transformer(dataclasses.replace(SHAPE, dim=128, mlp_dim=256, head_dim=32)).requires_grad_(False)
     small = compress.quantise(model, scheme, method="gptq", data=TOKENS, skip=["blocks.1.mlp.down"])
     save_folder(small, tmp_path)
     back = load_folder(tmp_path)
     assert all(torch.equal(value, back.state_dict()[key]) for key, value in small.state_dict().items())
     assert torch.equal(back(TOKENS), small(TOKENS))
     assert back.compression == small.compression
-    dense = Transformer(SHAPE)
+    dense = Transformer(model.config)
     load_weights(dense, tmp_path)
     if "w8a8" not in scheme:
         torch.testing.assert_close(dense(TOKENS), small(TOKENS), rtol=1e-4, atol=1e-4)

@@ -293,7 +293,7 @@ def _check_experts(experts: Experts, full: str, scheme: Scheme, skipped: dict[st
 
 
 def _fits(weight: Tensor, scheme: Scheme) -> bool:
-    return scheme.weights != "int4" or weight.shape[1] % scheme.group == 0
+    return scheme.fits(weight.shape[1])
 
 
 def _linears(block: nn.Module) -> Iterator[tuple[str, Linear]]:

@@ -1,4 +1,4 @@
-"""Schemes of quantisation, by name: `w4a16-g128`, `w8a16`, `w8a8`, `w8a8-fp8`."""
+"""Schemes of quantisation, by name: `w4a16-g128`, `w8a16`, `w8a8`, `w8a8-fp8`, `w8a8-fp8-g128`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 
 from piledriver.core.errors import UsageError
-from piledriver.kernels.linear import GROUP, GROUPS, WeightKind
+from piledriver.kernels.linear import GROUPS, WeightKind
 
 NAMES = (
     *(f"w4a16-g{group}{suffix}" for group in GROUPS for suffix in ("", "-asym")),
-    *("w8a16", "w8a8", "w8a16-fp8", "w8a8-fp8"),
+    *("w8a16", "w8a8", "w8a16-fp8", "w8a8-fp8", "w8a16-fp8-g128", "w8a8-fp8-g128"),
 )
-"""Names of all schemes: bits of weights and activations, int4's group, `-asym` for a zero point, `-fp8` for fp8."""
+"""Names of all schemes: bits of weights and activations, `-fp8`, columns of a group, `-asym` for a zero point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,38 +21,43 @@ class Scheme:
 
     >>> Scheme.named("w4a16-g64-asym")
     Scheme(weights='int4', group=64, symmetric=False, dynamic=False)
-    >>> Scheme.named("w8a8").name
-    'w8a8'
+    >>> Scheme.named("w8a8-fp8-g128").name
+    'w8a8-fp8-g128'
     """
 
     weights: WeightKind
-    """int4 with a scale for each group, int8 or fp8 with one for each row."""
-    group: int = GROUP
-    """Columns that share a scale (int4)."""
+    """int4 with a scale for each group, int8 with one for each row, fp8 with either."""
+    group: int | None = None
+    """Columns that share a scale; None for whole rows."""
     symmetric: bool = True
     """Ranges centred on 0; otherwise each group has a zero point (int4)."""
     dynamic: bool = False
-    """Round inputs too, to the same 8-bit type, with a scale for each token."""
+    """Round inputs too, to the same 8-bit type, with a scale for each token, or each group of its columns."""
 
     @classmethod
     def named(cls, name: str) -> Scheme:
         """Return the scheme of a name."""
         if name not in NAMES:
             raise UsageError(f"no scheme {name!r}", fix=f"choose from {', '.join(NAMES)}")
-        group = re.search(r"g(\d+)", name)
-        if group is not None:
-            return cls(weights="int4", group=int(group[1]), symmetric=not name.endswith("-asym"))
-        return cls(weights="fp8" if name.endswith("-fp8") else "int8", dynamic=name.startswith("w8a8"))
+        found = re.search(r"g(\d+)", name)
+        group = None if found is None else int(found[1])
+        if name.startswith("w4"):
+            return cls(weights="int4", group=group, symmetric=not name.endswith("-asym"))
+        return cls(weights="fp8" if "fp8" in name else "int8", group=group, dynamic=name.startswith("w8a8"))
 
     @property
     def name(self) -> str:
         """The name that gives this scheme."""
+        group = "" if self.group is None else f"-g{self.group}"
         if self.weights == "int4":
-            return f"w4a16-g{self.group}" + ("" if self.symmetric else "-asym")
-        return ("w8a8" if self.dynamic else "w8a16") + ("-fp8" if self.weights == "fp8" else "")
+            return f"w4a16{group}" + ("" if self.symmetric else "-asym")
+        return ("w8a8" if self.dynamic else "w8a16") + ("-fp8" if self.weights == "fp8" else "") + group
+
+    def fits(self, columns: int) -> bool:
+        """Return whether groups divide a number of columns."""
+        return self.group is None or columns % self.group == 0
 
     def bits_per_weight(self, scale_bits: int = 16) -> float:
         """Return the bits that a weight takes, with its share of a group's scale and zero point."""
-        if self.weights != "int4":
-            return 8.0
-        return 4.0 + (scale_bits + (0 if self.symmetric else 4)) / self.group
+        bits = 4.0 if self.weights == "int4" else 8.0
+        return bits if self.group is None else bits + (scale_bits + (0 if self.symmetric else 4)) / self.group

@@ -54,7 +54,7 @@ def make_quantisation_aware(model: Transformer, scheme: Scheme, skip: Sequence[s
         full = f"blocks.{name}"
         if type(module) is not Linear or any(fnmatch.fnmatch(full, pattern) for pattern in skip):
             continue
-        if name.endswith("router.score") or (scheme.weights == "int4" and module.in_features % scheme.group):
+        if name.endswith("router.score") or not scheme.fits(module.in_features):
             continue
         module.__class__ = QuantisationAwareLinear
         module.scheme = scheme  # type: ignore[assignment]

@@ -93,7 +93,7 @@ def _write_quantised(config: DistilConfig) -> None:
     unfit = [
         f"blocks.{name}"
         for name, module in dense.blocks.named_modules()
-        if type(module) is Linear and group.weights == "int4" and module.in_features % group.group
+        if type(module) is Linear and not group.fits(module.in_features)
     ]
     small = quantise(dense, scheme, skip=[*config.distil.skip, *unfit], in_place=True)
     out = os.path.join(config.train.out, QUANTISED)

@@ -78,7 +78,9 @@ def flat_codes(codes: Codes) -> QuantisedWeight:
 
 def quantisation_settings(layers: Iterable[QuantisedLinear], dense: list[str]) -> dict[str, Any]:
     """Return `quantization_config` of a model with these layers; `dense` names the linear layers left dense."""
-    schemes = {_scheme(layer) for layer in layers}
+    given = list(layers)
+    groups = {layer.quantised.group for layer in given if layer.scales.shape[1] > 1}
+    schemes = {_scheme(layer, groups) for layer in given}
     if len(schemes) > 1:
         raise InterchangeError(
             f"layers of {len(schemes)} schemes cannot be written to one folder", fix="quantise with one scheme"
@@ -88,14 +90,14 @@ def quantisation_settings(layers: Iterable[QuantisedLinear], dense: list[str]) -
         "num_bits": 4 if kind == "int4" else 8,
         "type": "float" if kind == "fp8" else "int",
         "symmetric": symmetric,
-        "strategy": "group" if kind == "int4" else "channel",
-        "group_size": group if kind == "int4" else None,
+        "strategy": "group" if group else "channel",
+        "group_size": group or None,
         "dynamic": False,
         "observer": "minmax",
     }
     inputs = None
     if dynamic:
-        inputs = {**weights, "strategy": "token", "group_size": None, "dynamic": True, "observer": None}
+        inputs = {**weights, "strategy": "group" if group else "token", "dynamic": True, "observer": None}
     return {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
@@ -114,9 +116,10 @@ def quantisation_settings(layers: Iterable[QuantisedLinear], dense: list[str]) -
     }
 
 
-def _scheme(layer: QuantisedLinear) -> tuple[str, int, bool, bool, str]:
+def _scheme(layer: QuantisedLinear, groups: set[int]) -> tuple[str, int, bool, bool, str]:
+    """Return what the layers of a folder must share; a row of one group is grouped where those of others are."""
     dynamic = isinstance(layer, DynamicQuantisedLinear)
-    group = layer.quantised.group if layer.kind == "int4" else 0
+    group = layer.quantised.group if layer.kind == "int4" or layer.quantised.group in groups else 0
     return layer.kind, group, layer.zeros is None, dynamic, _format(layer)
 
 

@@ -56,7 +56,8 @@ def check_quantisation(settings: Any) -> None:
     for one in filter(None, inputs):
         if not one.get("dynamic"):
             raise InterchangeError("static scales of activations are not supported", fix="use a dynamic scheme")
-        if one.get("num_bits") != 8 or one.get("strategy") not in ("token", None):
+        grouped = one.get("strategy") == "group" and one.get("type") == "float"
+        if one.get("num_bits") != 8 or not (grouped or one.get("strategy") in ("token", None)):
             raise InterchangeError(f"activations {one} are not supported", fix="use 8 bits, a scale for each token")
     if len({bool(one) for one in inputs}) > 1:
         raise InterchangeError("layers that differ in the precision of inputs are not supported", fix="use one group")
@@ -223,7 +224,9 @@ def _scaled(get: Get, has: Callable[[str], bool]) -> Codes | Tensor:
     if scales.numel() == rows:
         return Codes(WeightGrid(kinds[weight.dtype], scales.view(rows, 1)), weight.float())  # type: ignore[arg-type]
     if scales.shape[0] == rows and columns % scales.shape[1] == 0:
-        return _times(weight.float(), scales)
+        if weight.dtype == torch.int8:
+            return _times(weight.float(), scales)
+        return Codes(WeightGrid("fp8", scales), weight.float())
     return _blockwise(weight, scales, (128, 128))
 
 

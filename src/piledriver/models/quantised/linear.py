@@ -86,7 +86,7 @@ class DynamicQuantisedLinear(QuantisedLinear):
     """A `QuantisedLinear` that also rounds its input to 8 bits, with a scale for each token (W8A8, dynamic).
 
     The product of int8 weights and inputs is summed exactly, in int32. fp8 inputs are rounded, then multiplied in the
-    dtype of the input.
+    dtype of the input; where the weight has a scale for each group of columns, so have they.
     """
 
     def __init__(self, quantised: QuantisedWeight, bias: Tensor | None = None) -> None:
@@ -96,14 +96,15 @@ class DynamicQuantisedLinear(QuantisedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias in the dtype of x, with x rounded to 8 bits."""
-        wide = x.flatten(0, -2).float()
-        scales = wide.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / _MOST[self.kind]
+        wide = torch.unflatten(x.flatten(0, -2).float(), 1, (self.scales.shape[1], -1))
+        scales = wide.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / _MOST[self.kind]
         if self.kind == "int8":
             codes = (wide / scales).round().clamp(-127, 127).to(torch.int8)
-            out = int8_product(codes, self.weight).float() * scales * self.scales.float().t()
+            out = int8_product(codes.flatten(1), self.weight).float() * scales[:, 0] * self.scales.float().t()
         else:
             codes = (wide / scales).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
-            out = F.linear((codes.float() * scales).to(x.dtype), dequantise_weight(self.quantised, x.dtype))
+            rounded = (codes.float() * scales).flatten(1).to(x.dtype)
+            out = F.linear(rounded, dequantise_weight(self.quantised, x.dtype))
         if self.bias is not None:
             out = out + self.bias.to(out.dtype)
         return torch.unflatten(out.to(x.dtype), 0, x.shape[:-1])
