@@ -253,7 +253,7 @@ class BlockWalk:
                 known[self._batch] = compute(*inputs)
             return known[self._batch]
 
-        layer.forward = forward  # type: ignore[method-assign]
+        layer.forward = forward
         self._reused.append(layer)
 
     def advance(self, name: str, block: nn.Module) -> None:
