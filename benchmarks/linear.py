@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from piledriver.kernels.linear import QuantisedWeight, linear, quantise_weight
 from piledriver.kernels.linear.dequantise import dequantise_integers
-from piledriver.kernels.linear.integer_rows import fits_integer_rows, integer_rows
-from piledriver.kernels.linear.integer_tiles import integer_tiles
+from piledriver.kernels.linear.integers.rows import fits_integer_rows, integer_rows
+from piledriver.kernels.linear.integers.tiles import integer_tiles
 
 SHAPES = ((8192, 2048), (14336, 4096))
 """Rows and columns of the weights."""

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
-from piledriver.kernels.linear.integer_rows import integer_rows
+from piledriver.kernels.linear.integers.rows import integer_rows
 from piledriver.kernels.registry import HAS_TRITON
 from tests.engine.gpu import ON_GPU
 

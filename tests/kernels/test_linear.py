@@ -25,8 +25,8 @@ from piledriver.kernels.decode.triton import TritonDecode
 from piledriver.kernels.linear import dequantise_weight, quantise_weight
 from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.gemv import gemv
-from piledriver.kernels.linear.integer_gemv import integer_gemv
-from piledriver.kernels.linear.integer_rows import integer_rows
+from piledriver.kernels.linear.integers.gemv import integer_gemv
+from piledriver.kernels.linear.integers.rows import integer_rows
 from piledriver.kernels.linear.invariant_row import invariant_row_linear
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.triton import TritonLinear

@@ -11,7 +11,7 @@ from torch import Tensor
 from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.gemv import fits_gemv, gemv
-from piledriver.kernels.linear.integer_gemv import fits_integer_gemv, integer_gemv
+from piledriver.kernels.linear.integers.gemv import fits_integer_gemv, integer_gemv
 from piledriver.kernels.linear.invariant_row import fits_invariant_row, invariant_row_linear
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import HAS_TRITON, fastest_kernel

@@ -6,7 +6,7 @@ The weight is the left operand of the product (out.T = weight @ x.T), so that th
 row and for thousands. The columns are divided into a number of parts that depends on the weight alone; their sums are
 added in order, by the last program to finish if several share a tile. Rows of the result are therefore independent of
 how many there are. fp8 weights are converted in registers; int8 and int4 weights have a kernel of their own
-(`integer_tiles`).
+(`integers.tiles`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.decode import rms_norm
-from piledriver.kernels.linear.integer_tiles import integer_tiles
+from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.weights import QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
 from piledriver.kernels.registry import TritonKernel

@@ -2,7 +2,7 @@
 # ruff: noqa: N803
 """Linear layers with int8 or int4 weights as one GPU kernel of integer matrix instructions.
 
-Rows of the input are pairs of byte rows (`integers`), so one product of integers serves both bytes of an element. The
+Rows of the input are pairs of byte rows (`split`), so one product of integers serves both bytes of an element. The
 weight is the left operand (out.T = weight @ x.T): the same instructions run for one row and for thousands. int4 values
 are multiplied by 16, so that a mask and a sign bit make bytes of nibbles. Integer sums are exact. The columns are
 divided into parts whose sums are added in order, by the last program to finish if several share a tile, so a row of the
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options, starts_early
-from piledriver.kernels.linear.integers import split_rows
+from piledriver.kernels.linear.integers.split import split_rows
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
 

@@ -3,7 +3,7 @@
 """Linear layers of a few rows with int8 or int4 weights as a GPU kernel: weights go from memory to matrix instructions.
 
 Warps divide the columns, and a program loads all of its weights into registers before it waits for the input (rows of
-bytes, see `integers`). Four lanes hold 64 bytes of a row of the weight: with the columns taken in that order, loads of
+bytes, see `split`). Four lanes hold 64 bytes of a row of the weight: with the columns taken in that order, loads of
 16 bytes a lane are the operands of `mma.m16n8k32`, and no shared memory is needed. Eight rows of bytes are four rows of
 the input. The order of sums depends on the weight alone, so a row of the result does not depend on how many there are.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options, starts_early
-from piledriver.kernels.linear.integers import split_rows
+from piledriver.kernels.linear.integers.split import split_rows
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 
 try:

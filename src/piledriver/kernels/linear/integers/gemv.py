@@ -2,7 +2,7 @@
 # ruff: noqa: N803
 """A linear layer of a single row with int8 or int4 weights as a GPU kernel: four products an instruction (`dp4a`).
 
-The input becomes two bytes an element (`integers`), in words of four; int4 weights are masked out of their words. No
+The input becomes two bytes an element (`split`), in words of four; int4 weights are masked out of their words. No
 weight is converted to a float. Loads of the weight come first, the input is prepared while they are under way, and a
 warp multiplies whole rows. Programs take several turns at large weights, so that the input is prepared once.
 """
@@ -26,7 +26,7 @@ _MOST_COLUMNS = 16384
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.gemv import finish
-    from piledriver.kernels.linear.integers import MOST, integer_bits, integer_scale
+    from piledriver.kernels.linear.integers.split import MOST, integer_bits, integer_scale
 
     LANES = tl.constexpr(128)  # words of a warp's load: 16 bytes a lane
 
