@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
-from piledriver.observe.communication.bandwidth import Traffic
 from piledriver.observe.memory.use import readable
 from piledriver.observe.report.values import Advice
 from piledriver.plan.advice.case import Case, milliseconds, share
@@ -28,27 +26,19 @@ def small_buckets(case: Case) -> Advice | None:
     ranks = max(row.ranks for row in rows)
     buckets = max(1.0, total / _BUCKET)
     latency = min(row.seconds or 0.0 for row in rows)
-    # The larger of the planner's time for the bytes and what more bytes cost in the trace, a latency for each bucket.
+    # The larger of the planner's time for the bytes and the fastest rate that was seen, plus a latency for each bucket.
     planned = collective_seconds("all-reduce", total, Axis(ranks, 1), case.cluster, Efficiency())
-    after = max(planned, min(total * _seconds_per_byte(rows), now / 4)) + buckets * latency
+    seen = max((row.algorithm_bandwidth or 0.0) for row in rows)
+    after = max(planned, min(total / seen if seen else 0.0, now / 4)) + buckets * latency
     exposed = case.seconds("exposed_communication")
-    # The profiler slows the rest of the step as well: what is left keeps its share of the profiled step.
-    left = 1 - exposed * max(0.0, 1 - after / now) / case.profiled
     return case.advice(
         "small buckets",
         "send gradients in larger buckets",
         f"{count:.0f} collectives a step of {readable(total / count)} on average; {milliseconds(exposed)} of "
         f"{milliseconds(case.step)} are exposed communication ({share(exposed, case.step)})",
         "DistributedDataParallelKwargs(bucket_cap_mb=25), or the default Layout, whose reducer fills buckets",
-        case.step * left,
+        case.step - exposed * max(0.0, 1 - after / now),
     )
-
-
-def _seconds_per_byte(rows: Sequence[Traffic]) -> float:
-    """Return by how much larger collectives took longer, per byte; 0 with one size, or where they did not."""
-    least, most = min(rows, key=lambda row: row.size), max(rows, key=lambda row: row.size)
-    grown = (most.seconds or 0.0) - (least.seconds or 0.0)
-    return max(0.0, grown / (most.size - least.size)) if most.size > least.size else 0.0
 
 
 def straggler(case: Case) -> Advice | None:
