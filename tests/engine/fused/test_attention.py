@@ -200,3 +200,15 @@ class TestOnGpu:
         }
         worst = max(apart, key=lambda key: apart[key])
         assert apart[worst] < (0.1 if precision == "bf16" else 1e-3), worst
+
+    def test_a_step_never_waits_for_the_device(self) -> None:
+        model = build("llama", hidden_size=64, head_dim=32, use_cache=False).cuda()
+        model = fused(model, "cuda", precision="bf16", compile=False)
+        given = {key: one.cuda() for key, one in batch("llama").items()}
+        for _ in range(2):
+            model(**given).loss.backward()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            model(**given).loss.backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
