@@ -170,8 +170,6 @@ def test_products_of_onednn_are_the_formula_and_see_changes_of_the_weight(rows: 
 @torch.no_grad()
 def test_decode_operators_on_a_cpu_are_the_reference() -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(3, 40), torch.randn(40)
-    torch.testing.assert_close(CpuDecode().rms_norm(x, weight, 1e-5), ReferenceDecode().rms_norm(x, weight, 1e-5))
     for dim, rotary in ((16, 16), (16, 8)):
         projected, table = torch.randn(3, 2 * 5 * dim), torch.randn(50, rotary)
         pages = [torch.zeros(4, 2, 8, dim) for _ in range(4)]

@@ -14,11 +14,6 @@ class CpuDecode(ReferenceDecode):
 
     devices = frozenset({"cpu"})
 
-    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        if x.dtype != torch.float32 or weight is None or weight.dtype != torch.float32:
-            return super().rms_norm(x, weight, eps)
-        return (x * x.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()).mul_(weight)
-
     def rotate_and_store(
         self,
         projected: Tensor,

@@ -4,8 +4,8 @@
 
 Matrix instructions add up columns in the same order for every tile shape, so that a row has the bits that the tiled
 kernel (`triton.py`) gives it among others, as long as both divide the columns alike. The next kernel is signalled after
-the last tile, when shared memory is about to be free. Before it waits, a program loads its weights if they are few, or
-prefetches the first of them into the second-level cache.
+the last tile, when shared memory is about to be free; before it waits, a program prefetches its first weights into the
+second-level cache.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ except ImportError:
 
 _LINE = 64
 """Elements that one prefetch brings."""
-_MOST_AHEAD = 8
-"""Tiles of 256 columns that a program of 16 outputs can hold before its input is there."""
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
@@ -44,7 +42,7 @@ if triton is not None:
     def _linear_row(
         x, weight, bias, residual, out, partial, counters, outputs, columns, part, weight_stride,
         GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr,
-        BK: tl.constexpr, AHEAD: tl.constexpr, PREFETCH: tl.constexpr, LINE: tl.constexpr, EARLY: tl.constexpr,
+        BK: tl.constexpr, PREFETCH: tl.constexpr, LINE: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         tile, piece = tl.program_id(0), tl.program_id(1)
         index = tile * BN + tl.arange(0, BN)
@@ -61,22 +59,12 @@ if triton is not None:
         offsets = tl.arange(0, BK)
         total = tl.zeros([BN, 16], tl.float32)
         other = tl.zeros([BN, 16], tl.float32)
-        ahead = ()
-        for chunk in tl.static_range(AHEAD):
-            spot = begin + chunk * BK + offsets
-            ahead = ahead + (tl.load(w_rows + spot[None, :], mask=(spot < columns)[None, :], other=0.0),)  # noqa: RUF005
         if EARLY:
             if PREFETCH > 0:
                 _prefetch(w_rows + begin, PREFETCH, LINE)
                 if GATE > 0:
                     _prefetch(w_rows + GATE * weight_stride + begin, PREFETCH, LINE)
             gdc_wait()
-        for chunk in tl.static_range(AHEAD):
-            spot = begin + chunk * BK + offsets
-            there = (spot < columns)[None, :] & (tokens == 0)[:, None]
-            y = tl.load(x + tokens[:, None] * 0 + spot[None, :], mask=there, other=0)
-            total = tl.dot(ahead[chunk].to(y.dtype), tl.trans(y), total)
-        begin += AHEAD * BK
         for k in range(begin, end, BK):
             inside = (k + offsets < columns)[None, :]
             w = tl.load(w_rows + (k + offsets)[None, :], mask=inside, other=0.0)
@@ -146,7 +134,7 @@ class InvariantRowLinear:
         tiled = tile_shape(1, outputs, columns, gate=bool(gate_block))
         part = part_columns(columns, tiled["parts"])
         parts = triton.cdiv(columns, part)
-        chosen = config or row_shape(outputs, columns, parts, gate=bool(gate_block))
+        chosen = config or row_shape(outputs, parts, gate=bool(gate_block))
         tiles = triton.cdiv(outputs, chosen["bn"])
         row = x if norm is None else rms_norm(x, norm, eps)
         partial, counters = self._workspace(x.device, tiles * parts * chosen["bn"] * 32 if parts > 1 else 1, tiles)
@@ -156,7 +144,7 @@ class InvariantRowLinear:
             row, weight, weight if bias is None else bias, x if residual is None else residual, out, partial, counters,
             outputs, columns, part, weight.stride(0),
             GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None, PARTS=parts, BN=chosen["bn"],
-            BK=chosen["bk"], AHEAD=chosen["ahead"], PREFETCH=soon, LINE=_LINE, EARLY=early,
+            BK=chosen["bk"], PREFETCH=soon, LINE=_LINE, EARLY=early,
             num_warps=chosen["warps"], num_stages=chosen["stages"], **launch_options(early),
         )  # fmt: skip
         return out
@@ -185,15 +173,10 @@ def _prefetched(wanted: int, shortest: int) -> int:
     return most if most >= _LINE else 0
 
 
-def row_shape(outputs: int, columns: int, parts: int, *, gate: bool) -> dict[str, int]:
-    """Return outputs and columns of a tile, tiles that are loaded before the wait, elements of a row to prefetch (a
-    power of two), warps and stages.
-    """
+def row_shape(outputs: int, parts: int, *, gate: bool) -> dict[str, int]:
+    """Return outputs and columns of a tile, elements of a row to prefetch (a power of two), warps and stages."""
     if gate:
-        return {"bn": 32, "bk": 128, "ahead": 0, "prefetch": 256, "warps": 4, "stages": 4}
+        return {"bn": 32, "bk": 128, "prefetch": 256, "warps": 4, "stages": 4}
     if parts == 1 and outputs < 4096:
-        chunks = triton.cdiv(columns, 256)
-        if chunks <= _MOST_AHEAD:
-            return {"bn": 16, "bk": 256, "ahead": chunks, "prefetch": 0, "warps": 4, "stages": 1}
-        return {"bn": 16, "bk": 256, "ahead": 0, "prefetch": 1024, "warps": 2, "stages": 4}
-    return {"bn": 64, "bk": 128, "ahead": 0, "prefetch": 256, "warps": 4, "stages": 4}
+        return {"bn": 16, "bk": 256, "prefetch": 1024, "warps": 2, "stages": 4}
+    return {"bn": 64, "bk": 128, "prefetch": 256, "warps": 4, "stages": 4}
