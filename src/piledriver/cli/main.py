@@ -10,6 +10,7 @@ import argparse
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     _write_utf8()
+    # On a CPU without bf16 instructions torch says so with a stack trace; its other path gives the same numbers.
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     try:
         code = _run(arguments)
         if sys.stdout is not None:  # closed by the parent process
