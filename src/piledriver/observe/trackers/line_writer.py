@@ -31,13 +31,20 @@ class LineWriter:
         queue = self._queue
         queue.waiting.append(entry)
         if self._thread is None:
-            self._thread = threading.Thread(target=queue.run, name="line-writer", daemon=True)
-            self._thread.start()
+            self._start()
         elif queue.error is not None or len(queue.waiting) > _MOST_WAITING:
             queue.write()
             error, queue.error = queue.error, None
             if error is not None:
                 raise error
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._queue.run, name="line-writer", daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # the interpreter is ending, or the process has no room for a thread
+            self._queue.write()
 
     def close(self, *, sync: bool = False) -> None:
         """Write what waits and close the descriptor; raises the error of a write that failed."""
