@@ -23,7 +23,7 @@ from piledriver.engine.offload.disk.staging import StagingBuffers
 
 CHUNK_BYTES = 8 << 20
 STAGED_BYTES = 4 << 20
-"""Of a chunk that a CPU copies out of a staging buffer: small enough that the copy finds it in a cache."""
+"""Of a chunk that is staged: small enough that the copy out of the buffer finds it in a cache."""
 THREADS = 4
 
 
@@ -133,11 +133,8 @@ class DirectIO:
     """A pool of threads that transfers between files and memory. Transfers begin in the order of their calls."""
 
     def __init__(
-        self, threads: int = THREADS, *, chunk_bytes: int = CHUNK_BYTES, staged_bytes: int | None = None
+        self, threads: int = THREADS, *, chunk_bytes: int = CHUNK_BYTES, staged_bytes: int = STAGED_BYTES
     ) -> None:
-        if staged_bytes is None:
-            # A GPU copies out of pinned buffers itself, whatever a cache holds: fewer, larger reads.
-            staged_bytes = chunk_bytes if torch.cuda.is_available() else STAGED_BYTES
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="direct-io")
         self._chunk = chunk_bytes
         self._staging = StagingBuffers(staged_bytes, 2 * threads)
