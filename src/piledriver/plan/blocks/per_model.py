@@ -10,6 +10,7 @@ from piledriver.models.config import ModelConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MODELS = 8
+_MISSING = object()
 
 
 def cached_per_model(function: F) -> F:
@@ -17,20 +18,31 @@ def cached_per_model(function: F) -> F:
 
     A search asks for the costs of one model tens of thousands of times.
     """
-    known: dict[int, tuple[ModelConfig, dict[Any, Any]]] = {}
+    answers_of = answers_by_model()
 
     @functools.wraps(function)
     def answer(config: ModelConfig, *given: Any, **named: Any) -> Any:
+        answers = answers_of(config)
+        key = (given, tuple(named.items())) if named else given
+        found = answers.get(key, _MISSING)
+        if found is _MISSING:
+            found = answers[key] = function(config, *given, **named)
+        return found
+
+    return cast(F, answer)
+
+
+def answers_by_model() -> Callable[[ModelConfig], dict[Any, Any]]:
+    """Return a function that returns the cache of a model config: one of the last few."""
+    known: dict[int, tuple[ModelConfig, dict[Any, Any]]] = {}
+
+    def answers_of(config: ModelConfig) -> dict[Any, Any]:
         entry = known.get(id(config))
         if entry is None:
             if len(known) >= _MODELS:
                 del known[next(iter(known))]
             # The entry holds the config, so that its identity is not taken by another.
             entry = known[id(config)] = (config, {})
-        key = (given, tuple(named.items())) if named else given
-        answers = entry[1]
-        if key not in answers:
-            answers[key] = function(config, *given, **named)
-        return answers[key]
+        return entry[1]
 
-    return cast(F, answer)
+    return answers_of

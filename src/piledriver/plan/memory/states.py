@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.optim.adamw.quantise import block_size
 from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of, shard_ranks
-from piledriver.plan.blocks.per_model import cached_per_model
+from piledriver.plan.blocks.per_model import answers_by_model
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits
 from piledriver.plan.errors import PlanError
 
@@ -162,34 +161,19 @@ def stage_states(
     """
     dense = dense_blocks(config, stage)
     # All that the bytes depend on.
-    key = _Place(
-        stage=(stage.first, stage.last, dense, len(stage.blocks) if dense else 0),
-        layout=(layout.zero, layout.tp, layout.ep, layout.cp, layout.dp_shard, layout.loss_parallel, layout.precision),
-        offload=layout.offload,
+    key = (
+        *(stage.first, stage.last, dense, len(stage.blocks) if dense else 0, optimizer, traits),
+        *(layout.zero, layout.tp, layout.ep, layout.cp, layout.dp_shard, layout.loss_parallel, layout.precision),
+        layout.offload,
     )
-    return _states_at(config, key, optimizer, traits, _Given(stage, layout))
+    answers = _answers_of(config)
+    found: dict[str, StateBytes] | None = answers.get(key)
+    if found is None:
+        found = answers[key] = _stage_states(config, stage, layout, optimizer, traits)
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What the states are computed from: equal to every other, since `_Place` says what they depend on."""
-
-    stage: Stage = field(compare=False)
-    layout: Layout = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    stage: tuple[Any, ...]
-    layout: tuple[Any, ...]
-    offload: Any
-
-
-@cached_per_model
-def _states_at(
-    config: ModelConfig, key: _Place, optimizer: str, traits: Traits, given: _Given
-) -> dict[str, StateBytes]:
-    return _stage_states(config, given.stage, given.layout, optimizer, traits)
+_answers_of = answers_by_model()
 
 
 def _stage_states(

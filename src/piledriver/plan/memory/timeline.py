@@ -61,7 +61,7 @@ def step_timelines(
         return [rank_timeline(config, layout, [stages[0]], 0, **settings)]
     own = [[stages[index] for index in many] for many in stages_by_rank(layout)]
     ranks = list(range(layout.pp)) if layout.stage_blocks is not None or every_rank else _distinct(layout)
-    if largest_only and len(ranks) == 3 and len({config.has_experts(layer) for layer in range(config.layers)}) == 1:
+    if largest_only and len(ranks) == 3 and (config.moe is None or not config.moe.dense_layers):
         blocks = [sum(len(stage.blocks) for stage in own[rank]) for rank in ranks]
         if blocks[1] <= blocks[0]:
             del ranks[1]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from piledriver.engine.layout import MANY_STAGES_A_RANK, SPLIT_BACKWARD, TWO_STAGES_A_RANK, Layout
-from piledriver.engine.pipeline_parallel.schedules import rank_of_stage
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.ends import EndCost, embedding_cost, loss_cost
 from piledriver.plan.blocks.operators import BlockCost, Exchange
@@ -18,6 +17,7 @@ from piledriver.plan.blocks.parameters import (
     stages_by_rank,
     stages_of_layout,
 )
+from piledriver.plan.blocks.per_model import cached_per_model
 from piledriver.plan.blocks.setting import PILEDRIVER, BlockSetting, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.hardware.cluster import Cluster, Device
@@ -97,23 +97,23 @@ def step_time(
     """
     efficiency = efficiency or Efficiency()
     setting = setting_of(layout, sequences=sequences, length=length, compiled=compiled, traits=traits)
-    stages = stages or stages_of_layout(config, layout)
     axes = axes_of_layout(layout)
     timer = _Timer(config, layout, cluster, setting, axes, efficiency, optimizer, {} if memo is None else memo)
-    devices = _stage_devices(cluster, layout)
-    costs = [timer.stage(stage, device) for stage, device in zip(stages, devices, strict=True)]
-    # Ranks alike have stages of the same cost.
-    ranks = {tuple(id(costs[index]) for index in many): many for many in stages_by_rank(layout)}.values()
-    held = [[(stages[index], costs[index]) for index in many] for many in ranks]
+    kinds = [
+        (count, [(stage, timer.stage(stage, device)) for stage in mine])
+        for count, device, mine in _rank_kinds(config, layout, cluster, stages)
+    ]
+    seconds = [sum(cost.seconds for _, cost in mine) for _, mine in kinds]
+    slowest = max(range(len(kinds)), key=seconds.__getitem__)
     bubble = send = 0.0
-    own = max(stages_by_rank(layout), key=lambda many: sum(costs[index].seconds for index in many))
     if layout.pp > 1:
-        bubble, send = timer.pipeline(costs, accumulation)
+        others = sum(count * own for (count, _), own in zip(kinds, seconds, strict=True)) - seconds[slowest]
+        bubble, send = timer.pipeline(others, accumulation)
     names = ("compute", "recompute", "tensor", "host")
-    parts = [accumulation * sum(getattr(costs[index], name) for index in own) for name in names]
+    parts = [accumulation * sum(getattr(cost, name) for _, cost in kinds[slowest][1]) for name in names]
     compute, recompute, tensor, host = parts
-    data = max(timer.data_parallel(mine, accumulation) for mine in held)
-    optimizer_seconds, offload = max((timer.optimizer_steps(mine, accumulation) for mine in held), key=sum)
+    data = max(timer.data_parallel(mine, accumulation) for _, mine in kinds)
+    optimizer_seconds, offload = max((timer.optimizer_steps(mine, accumulation) for _, mine in kinds), key=sum)
     return StepTime(
         compute=compute,
         recompute=recompute,
@@ -161,12 +161,10 @@ class _Timer:
         self.matrix_size = setting.itemsize if setting.half_matrices else self.weight_size
         self.memo = memo
         self.own: dict[Any, Any] = {}
-        self.uniform = len(block_kinds(config, range(config.layers))) == 1
 
     def _key(self, stage: Stage) -> Any:
         """Stages alike cost the same."""
-        blocks: Any = len(stage.blocks) if self.uniform else stage.blocks
-        return blocks, stage.first, stage.last
+        return _blocks_of(self.config, stage), stage.first, stage.last
 
     def stage(self, stage: Stage, device: Device) -> _StageSeconds:
         """Return the seconds of one micro-batch on one stage."""
@@ -259,14 +257,15 @@ class _Timer:
     def _loss(self) -> EndCost:
         return loss_cost(self.config, self.setting, self.matrix_size)
 
-    def pipeline(self, costs: list[_StageSeconds], microbatches: int) -> tuple[float, float]:
-        """Return the seconds of the bubble, and of activations between stages."""
+    def pipeline(self, others: float, microbatches: int) -> tuple[float, float]:
+        """Return the seconds of the bubble, and of activations between stages.
+
+        `others` are the seconds of a micro-batch on all ranks but the slowest.
+        """
         layout = self.layout
         per = layout.stages // layout.pp
-        own = [sum(costs[index].seconds for index in many) for many in stages_by_rank(layout)]
-        slowest, everything = max(own), sum(own)
         # The first micro-batch passes every stage; looped schedules start after one of their `per` parts.
-        fill = (everything - slowest) / (per if layout.schedule in MANY_STAGES_A_RANK else 1)
+        fill = others / (per if layout.schedule in MANY_STAGES_A_RANK else 1)
         if layout.schedule in SPLIT_BACKWARD:
             # Weight gradients fill most of the bubble.
             fill *= 1 / 3 if layout.schedule == "interleaved-zero-bubble" else 1 / 6
@@ -346,10 +345,22 @@ class _Timer:
 
         The host is ahead of the device by what the blocks took longer on the device than to launch.
         """
-        parts = [self._optimizer_step(stage) for stage, _ in mine]
+        parts = [self._known_optimizer_step(stage) for stage, _ in mine]
         ahead = sum(max(0.0, cost.seconds - cost.host - cost.launched) for _, cost in mine)
         device, host = sum(part[0] for part in parts), sum(part[1] for part in parts)
         return max(device, host - rounds * ahead), sum(part[2] for part in parts)
+
+    def _known_optimizer_step(self, stage: Stage) -> tuple[float, float, float]:
+        """Return the seconds of `_optimizer_step`, computed once for layouts alike: micro-batches do not matter."""
+        layout, setting = self.layout, self.setting
+        key = (
+            *(self._key(stage), layout.zero, layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate),
+            *(layout.precision, layout.offload, layout.loss_parallel, self.optimizer, setting.traits, "optimizer"),
+        )
+        found: tuple[float, float, float] | None = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self._optimizer_step(stage)
+        return found
 
     def _optimizer_step(self, stage: Stage) -> tuple[float, float, float]:
         """Return the seconds of a stage's optimizer on the device, of the host for it, and of offload."""
@@ -387,12 +398,51 @@ def _beside(seconds: float, compute: float) -> float:
     return seconds - (1 - _CONTENTION) * hidden
 
 
-def _stage_devices(cluster: Cluster, layout: Layout) -> list[Device]:
-    """Return the device of each stage; every rank of a stage waits for its slowest."""
-    if not cluster.others:
-        return [cluster.device] * layout.stages
-    own = [cluster.stage_device(layout.pp, rank) for rank in range(layout.pp)]
-    return [own[rank_of_stage(layout, stage)] for stage in range(layout.stages)]
+def _rank_kinds(
+    config: ModelConfig, layout: Layout, cluster: Cluster, stages: tuple[Stage, ...] | None
+) -> list[tuple[int, Device, list[Stage]]]:
+    """Return the pipeline ranks that differ: how many alike, their slowest device, and the stages of one."""
+    if stages is None and not cluster.others:
+        return [(count, cluster.device, mine) for count, mine in _usual_kinds(config, _Split(layout))]
+    stages = stages or stages_of_layout(config, layout)
+    devices = [cluster.stage_device(layout.pp, rank) for rank in range(layout.pp)] if cluster.others else []
+    found: dict[Any, tuple[int, Device, list[Stage]]] = {}
+    for rank, many in enumerate(stages_by_rank(layout)):
+        device = devices[rank] if devices else cluster.device
+        mine = [stages[index] for index in many]
+        key = (device.name, *((_blocks_of(config, one), one.first, one.last) for one in mine))
+        found[key] = (found[key][0] + 1 if key in found else 1, device, mine)
+    return list(found.values())
+
+
+class _Split:
+    """How a layout splits a model into stages; equal for layouts that split it alike."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.key = (layout.pp, layout.stages, layout.schedule in TWO_STAGES_A_RANK, layout.stage_blocks)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Split) and self.key == other.key
+
+
+@cached_per_model
+def _usual_kinds(config: ModelConfig, split: _Split) -> list[tuple[int, list[Stage]]]:
+    stages = stages_of_layout(config, split.layout)
+    found: dict[Any, tuple[int, list[Stage]]] = {}
+    for many in stages_by_rank(split.layout):
+        mine = [stages[index] for index in many]
+        key = tuple((_blocks_of(config, one), one.first, one.last) for one in mine)
+        found[key] = (found[key][0] + 1 if key in found else 1, mine)
+    return list(found.values())
+
+
+def _blocks_of(config: ModelConfig, stage: Stage) -> Any:
+    """Return what tells the blocks of stages that cost the same: their number where all blocks are alike."""
+    return len(stage.blocks) if len(block_kinds(config, range(config.layers))) == 1 else stage.blocks
 
 
 def stage_seconds(
