@@ -45,7 +45,7 @@ def step_timelines(
     """Return the timeline of each kind of rank: one without pp, else those of the distinct pipeline ranks.
 
     With `every_rank`, or with stages of given sizes, those of all pipeline ranks. With `largest_only` ranks are left
-    out that hold no more blocks and fewer micro-batches than the first.
+    out that hold no more blocks and fewer micro-batches than the first, and kept activations are one owner.
     """
     stages = stages or stages_of_layout(config, layout)
     settings: dict[str, Any] = {
@@ -56,6 +56,7 @@ def step_timelines(
         "compiled": compiled,
         "traits": traits,
         "kind": kind,
+        "brief": largest_only,
     }
     if layout.pp == 1:
         return [rank_timeline(config, layout, [stages[0]], 0, **settings)]
@@ -81,9 +82,12 @@ def rank_timeline(
     compiled: bool = True,
     traits: Traits = PILEDRIVER,
     kind: str = "cuda",
+    brief: bool = False,
 ) -> Timeline:
-    """Return the timeline of one pipeline rank that holds these stages."""
-    made = _Rank(config, layout, stages, length, sequences, accumulation, optimizer, compiled, traits, kind, rank)
+    """Return the timeline of one pipeline rank that holds these stages; with `brief`, kept activations as one owner."""
+    made = _Rank(
+        config, layout, stages, length, sequences, accumulation, optimizer, compiled, traits, kind, rank, brief
+    )
     if layout.pp == 1:
         return made.timeline("every rank")
     return made.timeline("first stage" if rank == 0 else "last stage" if rank == layout.pp - 1 else f"stage {rank}")
@@ -110,7 +114,9 @@ class _Rank:
         traits: Traits,
         kind: str,
         rank: int = 0,
+        brief: bool = False,
     ) -> None:
+        self.brief = brief
         self.config, self.layout, self.stages, self.rank = config, layout, stages, rank
         self.accumulation, self.optimizer, self.traits = accumulation, optimizer, traits
         self.setting = setting_of(layout, sequences=sequences, length=length, compiled=compiled, traits=traits)
@@ -306,6 +312,8 @@ class _Rank:
 
     @functools.cached_property
     def _kept_tensors(self) -> list[tuple[str, float]]:
+        if self.brief:
+            return [(f"what {self.layers} blocks keep", self.cost_kept)]
         return [(f"{one.name} of {self.layers} blocks", one.bytes) for one in self.cost.kept]
 
     def _start(self) -> Phase:

@@ -155,11 +155,22 @@ def _layouts(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[L
         yield wishes.fixed.on(cluster.count)
         return
     for mesh in meshes(workload, cluster, wishes):
-        for layout in variants(mesh, wishes, kind):
-            try:
-                yield layout.on(cluster.count)
-            except PiledriverError:
-                continue
+        try:
+            resolved = mesh.on(cluster.count)
+        except PiledriverError:
+            continue
+        for layout in variants(resolved, wishes, kind):
+            # Only offload adds conditions on the number of devices.
+            if not layout.offloads or _runs_on(layout, cluster.count):
+                yield layout
+
+
+def _runs_on(layout: Layout, count: int) -> bool:
+    try:
+        layout.on(count)
+    except PiledriverError:
+        return False
+    return True
 
 
 def complexity(layout: Layout) -> tuple[int, ...]:
