@@ -73,7 +73,12 @@ def test_a_measurement_stands_beside_its_prediction_and_drift_is_named(tmp_path:
     assert record_measurement(tmp_path, step_seconds=1.05 * seconds, peak_bytes=1.05 * peak) == []
     (slow,) = record_measurement(tmp_path, step_seconds=1.3 * seconds, peak_bytes=peak)
     assert "+30%" in slow
-    assert "compute" in slow
+    assert f"what moved is compute, {300 * seconds:+.1f} ms" in slow
+    (tmp_path / "ranks").mkdir()
+    rows = [{"step": step, "data_wait_seconds": 0.28 * seconds} for step in range(6, 12)]
+    (tmp_path / "ranks" / "00000.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (waits,) = record_measurement(tmp_path, step_seconds=1.3 * seconds, peak_bytes=peak)
+    assert f"what moved is waiting for data, {280 * seconds:+.1f} ms" in waits
     (large,) = record_measurement(tmp_path, step_seconds=seconds, peak_bytes=1.2 * peak)
     assert "+20%" in large
     assert "kept activations" in large

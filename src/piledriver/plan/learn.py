@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ def record_measurement(
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     found["measured"] = {
         "step_seconds": step_seconds,
+        "data_wait_seconds": _data_wait(Path(folder)),
         "allocated_gib": peak_bytes / _GIB,
         "categories_gib": {name: size / _GIB for name, size in (categories or {}).items()},
     }
@@ -78,17 +79,18 @@ def record_measurement(
 def drifts(found: Mapping[str, Any]) -> list[str]:
     """Return a line for each measured figure that differs from its prediction by more than 10%, with its category.
 
-    Of the peak, it is the category that moved the most; of a step, whose parts a run does not measure, the largest.
+    It is the category that moved the most. Of a step a run measures how long it waited for data; the rest is named by
+    the largest part, which would have to change least.
     """
     lines = []
     measured, memory, time = found.get("measured") or {}, found["memory"], found["time"]
     if time and measured.get("step_seconds"):
         share = measured["step_seconds"] / time["step_seconds"] - 1
         if abs(share) > DRIFT:
-            part = max(time["parts"], key=lambda name: time["parts"][name])
+            part, seconds = _part_that_moved(measured, time)
             lines.append(
                 f"a step takes {1e3 * measured['step_seconds']:.1f} ms, {100 * share:+.0f}% against the prediction of "
-                f"{1e3 * time['step_seconds']:.1f} ms; most of it is {part}"
+                f"{1e3 * time['step_seconds']:.1f} ms; what moved is {part}, {1e3 * seconds:+.1f} ms"
             )
     if measured.get("allocated_gib"):
         share = measured["allocated_gib"] / memory["allocated_gib"] - 1
@@ -100,6 +102,23 @@ def drifts(found: Mapping[str, Any]) -> list[str]:
                 f"{moved:+.2f} GiB"
             )
     return lines
+
+
+def _part_that_moved(measured: Mapping[str, Any], time: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the part of a step that differs most from the prediction, and by how many seconds."""
+    largest = max(time["parts"], key=lambda name: time["parts"][name])
+    waited = float(measured.get("data_wait_seconds") or 0.0)
+    rest = measured["step_seconds"] - time["step_seconds"] - waited
+    return max((("waiting for data", waited), (largest, rest)), key=lambda pair: abs(pair[1]))
+
+
+def _data_wait(folder: Path) -> float:
+    """Return the median seconds that a step of a run waited for its data, on the rank that waited longest."""
+    waits = []
+    for path in sorted(folder.glob("ranks/*.jsonl")):
+        rows = [row for row in _lines(path) if (row.get("step") or 0) > _FIRST_STEPS and "data_wait_seconds" in row]
+        waits.append(statistics.median(row["data_wait_seconds"] for row in rows) if rows else 0.0)
+    return float(max(waits, default=0.0))
 
 
 def _moved_most(measured: Mapping[str, Any], memory: Mapping[str, Any]) -> tuple[str, float]:
@@ -157,7 +176,11 @@ def learn_from_runs(folders: Sequence[str], *, device: str | None = None) -> dic
         "what moved": moved,
         **asdict(fitted),
         "file": str(path),
-        "drift": [line for found, seconds in rows for line in drifts({**found, "measured": {"step_seconds": seconds}})],
+        "drift": [
+            line
+            for found, seconds in rows
+            for line in drifts({**found, "measured": {**(found.get("measured") or {}), "step_seconds": seconds}})
+        ],
     }
 
 
@@ -185,17 +208,23 @@ def _rows(folder: Path) -> list[tuple[dict[str, Any], float]]:
     if not path.exists() or not metrics.exists():
         return []
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    rates = []
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # a line that a crash truncated
-        if row.get("step", 0) > _FIRST_STEPS and row.get("tokens_per_second"):
-            rates.append(row["tokens_per_second"])
+    rates = [
+        row["tokens_per_second"]
+        for row in _lines(metrics)
+        if row.get("step", 0) > _FIRST_STEPS and row.get("tokens_per_second")
+    ]
     if not rates:
         return []
     return [(found, found["batch"] * found["length"] / statistics.median(rates))]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file of JSON lines, but for one that a crash truncated."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
 
 
 def _known(found: Mapping[str, Any]) -> tuple[Workload, Layout, Cluster, int]:

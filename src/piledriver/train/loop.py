@@ -202,7 +202,7 @@ class Trainer:
 
     def _compare_with_prediction(self) -> None:
         """Add the measured step and peak to the prediction; warn of drift on a GPU, whose rates are steady."""
-        if not self.world.is_main or self.components.device.type != "cuda":
+        if not self.world.is_main:
             return
         rows = read_metrics(self.config.out)[_WARM_STEPS:]
         if rows:
@@ -210,7 +210,10 @@ class Trainer:
             peak = max(row["memory_gib"] for row in rows) * 2**30
             seconds = self.batching.tokens_per_step / rate
             counted = counted_bytes(rows[-1])
-            for line in record_measurement(self.config.out, step_seconds=seconds, peak_bytes=peak, categories=counted):
+            on_gpu = self.components.device.type == "cuda"
+            peak = peak if on_gpu else 0.0  # elsewhere it is that of the process, which nothing predicts
+            lines = record_measurement(self.config.out, step_seconds=seconds, peak_bytes=peak, categories=counted)
+            for line in lines if on_gpu else ():
                 self.reports.say(f"prediction: {line}; piledriver plan --learn {self.config.out} refits")
 
     def _last_loss(self) -> float:
