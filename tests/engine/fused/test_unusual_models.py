@@ -145,11 +145,19 @@ def test_custom_forwards_and_other_formulas_are_left_alone() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + 1e-3
 
+    class Gated(Norm):
+        """As in Mamba 2: what its optional argument does is not seen in a trial."""
+
+        def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+            return super().forward(x if gate is None else x * F.silu(gate))
+
     model.blocks[1].norm.__class__ = Shifted
+    model.blocks[2].norm.__class__ = Gated
     original = copy.deepcopy(model)
     reasons = {entry.modules: entry.note for entry in fused(model).left}
     assert reasons["blocks.0.mlp",] == "its forward was replaced"
     assert "RMSNorm differs by" in reasons["blocks.1.norm",]
+    assert reasons["blocks.2.norm",] == "its forward also takes gate"
     same(model, original)
 
 

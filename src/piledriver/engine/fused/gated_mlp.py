@@ -19,6 +19,7 @@ from piledriver.engine.fused.plain import (
     in_autocast,
     is_plain_linear,
     takes_one_tensor,
+    why_more_arguments,
     why_special,
     why_special_linear,
 )
@@ -55,7 +56,8 @@ def is_gated_mlp(module: nn.Module) -> bool:
 
 def match_mlp(module: nn.Module, device: torch.device) -> tuple[Any, str]:
     """Return the replacement of a gated MLP's forward and its name; (None, why) if nothing agrees."""
-    special = why_special(module) or ("it drops activations" if has_dropout(module) else None)
+    special = why_special(module) or why_more_arguments(module)
+    special = special or ("it drops activations" if has_dropout(module) else None)
     for name in linear_shapes(module):
         why = why_special_linear(getattr(module, name))
         special = special or (None if why is None else f"{name}: {why}")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from piledriver.engine.fused.plain import takes_one_tensor, why_special
+from piledriver.engine.fused.plain import takes_one_tensor, why_more_arguments, why_special
 from piledriver.engine.fused.recompute import recompute_in_backward
 from piledriver.engine.fused.verify import TOLERANCE, Forward, largest_difference, trial_copy
 
@@ -34,7 +34,7 @@ def is_norm(module: nn.Module) -> bool:
 
 def match_norm(module: nn.Module, device: torch.device, *, recompute: bool) -> tuple[Any, str]:
     """Return the replacement of a norm's forward and its name; (None, why) if no formula agrees."""
-    special = why_special(module, replicas=True)
+    special = why_special(module, replicas=True) or why_more_arguments(module)
     if special is not None:
         return None, special
     twin = trial_copy(module, device)

@@ -88,9 +88,18 @@ def _key(value: Any, depth: int = 2) -> Hashable:
 
 def takes_one_tensor(module: nn.Module) -> bool:
     """Return whether a module's forward has one required argument."""
+    return sum(one.default is inspect.Parameter.empty for one in _positional(module)) == 1
+
+
+def why_more_arguments(module: nn.Module) -> str | None:
+    """Return why a function of one tensor cannot replace a forward: it has optional arguments (a norm's gate)."""
+    names = [one.name for one in _positional(module) if one.default is not inspect.Parameter.empty]
+    return f"its forward also takes {' and '.join(names)}" if names else None
+
+
+def _positional(module: nn.Module) -> list[inspect.Parameter]:
     given = list(inspect.signature(type(module).forward).parameters.values())[1:]
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(one.kind in positional and one.default is inspect.Parameter.empty for one in given) == 1
+    return [one for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
 
 
 def has_dropout(module: nn.Module) -> bool:
