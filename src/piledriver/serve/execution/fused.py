@@ -62,6 +62,8 @@ class FusedForward:
         )
         if not shapes or type(model.embedding) is not Embedding or type(model.norm) is not RMSNorm:
             return False
+        if not _is_resident(model, weight.device):
+            return False
         layers = (Linear, QuantisedLinear) if on_gpu else (Linear,)
         head = _head(model)
         return all(_is_plain(cast(Block, block), layers) for block in model.blocks.values()) and (
@@ -124,6 +126,13 @@ def _has_defaults(config: ModelConfig) -> bool:
         if field.name not in _HANDLED and getattr(config, field.name) != field.default:
             return False
     return True
+
+
+def _is_resident(model: Transformer, device: torch.device) -> bool:
+    """Return whether all weights are on the device, and no hook brings or changes them when a module is called."""
+    return all(parameter.device == device for parameter in model.parameters()) and not any(
+        module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module) for module in model.modules()
+    )
 
 
 def _is_plain(block: Block, layers: tuple[type, ...]) -> bool:
