@@ -15,7 +15,7 @@ from piledriver.core.errors import UsageError
 from piledriver.corpus import Document
 from piledriver.data import StreamConfig, open_stream
 from piledriver.data.tokenizer.open import open_tokenizer
-from piledriver.demo.run import run_demo
+from piledriver.demo.run import train_demo_model
 from piledriver.evaluate.validation import read_spread
 from piledriver.models import Transformer
 from piledriver.models.interchange import copy_model_files, load_folder, save_folder
@@ -38,11 +38,11 @@ def run_compression_demo(
     minutes: float = 1.0,
     workers: int = 1,
     samples: int = 32,
-    documents: int = 40,
-    new_tokens: int = 32,
+    documents: int = 24,
+    new_tokens: int = 16,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Compress the model of the demo in `out`, which is run first if it is not there; return the report.
+    """Compress the model of the demo in `out`, which is trained first if it is not there; return the report.
 
     `minutes` is the time of training in that case; a third of it is spent on recovery. `samples` are the windows of
     calibration text, `documents` those that the report is measured on; `new_tokens` are decoded to measure speed.
@@ -52,7 +52,7 @@ def run_compression_demo(
     dense = os.path.join(out, "run", "model")
     if not storage.exists(os.path.join(dense, "config.json")):
         say(f"{dense} is not there: training a small model on this machine's own files first")
-        run_demo(out, minutes=minutes, workers=workers, say=say)
+        train_demo_model(out, minutes=minutes, workers=workers, say=say)
     tokens = os.path.join(out, "tokens")
     model = load_folder(dense)
     stream = open_stream(StreamConfig(tokens=tokens, seq_len=model.config.max_positions))

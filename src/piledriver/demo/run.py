@@ -16,6 +16,7 @@ from piledriver.core.config import from_mapping
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.corpus import Document, read_shards
 from piledriver.corpus.pipeline.build import build_corpus
+from piledriver.corpus.pipeline.manifest import Manifest
 from piledriver.corpus.pipeline.recipe import Recipe
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
@@ -47,25 +48,11 @@ def run_demo(
     say: Callable[[str], None] = print,
 ) -> DemoResult:
     """Build a corpus from this machine's files, train a tokenizer and a model, and measure bits per byte."""
-    if not 0 < minutes < math.inf:
-        raise UsageError(f"{minutes:g} minutes of training", fix="give a positive number")
-    if os.path.exists(out) and not os.path.isdir(out):
-        raise UsageError(f"{out} is a file", fix="name a folder")
-    storage.make_folder(out)
     begun, seconds = time.monotonic(), dict[str, float]()
-    domains = find_domains(Path(out) / "raw", bytes_each, seed=0)
-    say(f"found {len(domains)} domains on this machine: {', '.join(domain.name for domain in domains)}")
-    with _timed(seconds, "corpus"):
-        manifest = build_corpus(_recipe(domains), os.path.join(out, "corpus"), workers=workers)
+    domains, manifest, tokenizer, config = _prepared(out, minutes, workers, bytes_each, seconds, say)
     train_split = os.path.join(out, "corpus", "train")
     validation = list(read_shards(os.path.join(out, "corpus", "validation")))
     test, reserve = _reserve(list(read_shards(os.path.join(out, "corpus", "test"))), validation)
-    with _timed(seconds, "tokenizer"):
-        tokenizer = _tokenizer(out, train_split)
-        tokens = tokenize_corpus(
-            train_split, os.path.join(out, "tokenizer.json"), os.path.join(out, "tokens"), workers=workers
-        )
-    config = _config(out, tokens, tokenizer, minutes)
     with _timed(seconds, "bits per byte before training"):
         assert isinstance(config.model, ModelConfig)
         before = _scored(Transformer(config.model, seed=config.seed), tokenizer, test)
@@ -82,6 +69,34 @@ def run_demo(
     result = DemoResult(out, domains, manifest, summary, before, after, baselines, samples, seconds)
     write_page(result, os.path.join(out, "report.html"))
     return result
+
+
+def train_demo_model(out: str, *, minutes: float, workers: int = 1, say: Callable[[str], None] = print) -> None:
+    """Build the demo's corpus and train its tokenizer and model, and measure nothing."""
+    *_, config = _prepared(out, minutes, workers, _BYTES_EACH, {}, say)
+    _trained(config, None)
+
+
+def _prepared(
+    out: str, minutes: float, workers: int, bytes_each: int, seconds: dict[str, float], say: Callable[[str], None]
+) -> tuple[list[Domain], Manifest, Tokenizer, TrainConfig]:
+    """Build the corpus, train the tokenizer, and return what a run of training needs."""
+    if not 0 < minutes < math.inf:
+        raise UsageError(f"{minutes:g} minutes of training", fix="give a positive number")
+    if os.path.exists(out) and not os.path.isdir(out):
+        raise UsageError(f"{out} is a file", fix="name a folder")
+    storage.make_folder(out)
+    domains = find_domains(Path(out) / "raw", bytes_each, seed=0)
+    say(f"found {len(domains)} domains on this machine: {', '.join(domain.name for domain in domains)}")
+    with _timed(seconds, "corpus"):
+        manifest = build_corpus(_recipe(domains), os.path.join(out, "corpus"), workers=workers)
+    train_split = os.path.join(out, "corpus", "train")
+    with _timed(seconds, "tokenizer"):
+        tokenizer = _tokenizer(out, train_split)
+        tokens = tokenize_corpus(
+            train_split, os.path.join(out, "tokenizer.json"), os.path.join(out, "tokens"), workers=workers
+        )
+    return domains, manifest, tokenizer, _config(out, tokens, tokenizer, minutes)
 
 
 def _recipe(domains: list[Domain]) -> Recipe:

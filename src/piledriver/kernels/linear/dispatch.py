@@ -12,14 +12,15 @@ from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.gemv import fits_gemv, gemv
 from piledriver.kernels.linear.integers.gemv import fits_integer_gemv, integer_gemv
+from piledriver.kernels.linear.integers.rows import fits_integer_rows, integer_rows, most_rows
 from piledriver.kernels.linear.invariant_row import fits_invariant_row, invariant_row_linear
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 
 _MOST_ROWS = 64
 """Up to this many rows a product is bound by reading the weight; beyond, torch's own kernels are faster."""
-_MOST_INTEGER_ROWS = 128
-"""The same for int8 and int4 weights, which torch's kernels need dequantised."""
+_MOST_INTEGER_ROWS = {"int4": 128, "int8": 512}
+"""The same for weights that torch's kernels need dequantised."""
 
 
 def linear(
@@ -51,8 +52,11 @@ def linear(
             return integer_gemv(x, weight, **options)
         if fits_gemv(x, weight):
             return gemv(x, weight, **options)
-        integers = isinstance(weight, QuantisedWeight) and weight.kind != "fp8"
-        if len(x) > (_MOST_INTEGER_ROWS if integers else _MOST_ROWS):
+        if isinstance(weight, QuantisedWeight) and fits_integer_rows(x, weight):
+            if len(x) <= most_rows(weight, gate=gate_block > 0):
+                return integer_rows(x, weight, **options)
+        kind = weight.kind if isinstance(weight, QuantisedWeight) else ""
+        if len(x) > _MOST_INTEGER_ROWS.get(kind, _MOST_ROWS):
             rows = x if norm is None else rms_norm(x, norm, eps)
             return _large(rows, weight, bias, residual, gate_block)
     out: Tensor = kernel(x, weight, **options, invariant=invariant)

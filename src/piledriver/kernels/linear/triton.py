@@ -143,7 +143,7 @@ class TritonLinear(TritonKernel):
     ) -> Tensor:
         if isinstance(weight, QuantisedWeight) and weight.kind != "fp8":
             return integer_tiles(x, weight, bias=bias, residual=residual, gate_block=gate_block, norm=norm, eps=eps,
-                                 config=config)  # fmt: skip
+                                 invariant=invariant, config=config)  # fmt: skip
         tokens, columns = x.shape
         data = weight.data if isinstance(weight, QuantisedWeight) else weight
         scales: Any = weight.scales if isinstance(weight, QuantisedWeight) else data

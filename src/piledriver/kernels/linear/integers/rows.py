@@ -188,14 +188,22 @@ def integer_rows(
 
 
 def fits_integer_rows(x: Tensor, weight: QuantisedWeight) -> bool:
-    """Return whether the kernel takes this input: at most 16 rows, columns in a power of two of steps."""
-    if weight.kind == "fp8" or len(x) > 16:
+    """Return whether the kernel takes this input: at most 16 rows of bf16, columns in a power of two of steps."""
+    if weight.kind == "fp8" or len(x) > 16 or x.dtype != torch.bfloat16:
         return False
     steps = weight.data.shape[1] // (4 * _WORDS)
     return weight.data.shape[1] % (4 * _WORDS) == 0 and 4 <= steps <= 128 and steps & (steps - 1) == 0
 
 
+def most_rows(weight: QuantisedWeight, *, gate: bool) -> int:
+    """Return up to how many rows of the input this kernel is the fastest; with a gate, registers allow for fewer."""
+    small = weight.shape[1] <= 2048
+    if weight.kind == "int8":
+        return 4 if small else 0
+    return (8 if gate else 16) if small else 4
+
+
 def rows_shape(columns: int, *, int4: bool) -> dict[str, int]:
-    """Return sets of eight rows of a program, and warps, which divide the columns: four steps of 64 bytes each."""
+    """Return sets of eight rows of a program, and warps, which divide the columns: 4 or 8 steps of 64 bytes each."""
     steps = columns // (GROUP if int4 else 64)
-    return {"rep": 2, "warps": max(1, min(8, steps // 4))}
+    return {"rep": 2, "warps": max(1, min(8, steps // (4 if int4 else 8)))}

@@ -199,13 +199,18 @@ def integer_tiles(
     gate_block: int = 0,
     norm: Tensor | None = None,
     eps: float = 0.0,
+    invariant: bool = False,
     config: dict[str, int] | None = None,
 ) -> Tensor:
-    """Return the linear layer of [rows, columns] with an int8 or int4 weight, after an RMS norm if `norm` is given."""
+    """Return the linear layer of [rows, columns] with an int8 or int4 weight, after an RMS norm if `norm` is given.
+
+    With `invariant`, a row's bits do not depend on the number of rows.
+    """
     tokens, columns = x.shape
     data, scales, int4 = weight.data, weight.scales, weight.kind == "int4"
     outputs = data.shape[0] // 2 if gate_block else data.shape[0]
-    chosen = config or integer_tile_shape(tokens, outputs, columns, int4=int4, gate=bool(gate_block))
+    gate = bool(gate_block)
+    chosen = config or integer_tile_shape(tokens, outputs, columns, int4=int4, gate=gate, invariant=invariant)
     bn, bm, bk = chosen["bn"], chosen["bm"], chosen["bk"]
     unit = GROUP if int4 else _UNIT
     part = triton.cdiv(triton.cdiv(columns, chosen["parts"]), unit) * unit
@@ -233,17 +238,32 @@ def integer_tiles(
     return out
 
 
-def integer_tile_shape(tokens: int, outputs: int, columns: int, *, int4: bool, gate: bool) -> dict[str, int]:
-    """Return the tile for a number of tokens. `parts`, the division of the columns, depends on the weight alone.
+def integer_tile_shape(
+    tokens: int, outputs: int, columns: int, *, int4: bool, gate: bool, invariant: bool
+) -> dict[str, int]:
+    """Return the tile for a number of tokens.
 
-    The size of a tile changes no bit: int4 is summed group after group, int8 exactly.
+    With `invariant`, `parts`, the division of the columns, depends on the weight alone. The size of a tile changes no
+    bit: int4 is summed group after group, int8 exactly.
     """
     bm = min(64, max(8, triton.next_power_of_2(tokens)))
-    tiles = triton.cdiv(outputs, 128) * (2 if gate else 1)
-    if int4:
-        parts = max(1, min(512 // tiles, 8, columns // 256))
-        shape = {"bn": 256, "bm": bm, "bk": 128, "parts": parts, "warps": 8, "stages": 3}
-        return shape if bm <= 16 else {**shape, "bn": 128, "warps": 4 if bm <= 32 else 8}
-    parts = max(1, min(128 // tiles, 4, columns // 512))
-    shape = {"bn": 64, "bm": bm, "bk": 256, "parts": parts, "warps": 4, "stages": 4, "ahead": 0}
-    return shape if bm <= 16 else {**shape, "bn": 64 if bm <= 32 else 128, "bk": 128, "warps": 4 if bm <= 32 else 8}
+    shape = {"bn": 64, "bm": bm, "bk": 256 if bm <= 16 else 128, "warps": 4, "stages": 4, "ahead": 0}
+    factor = 2 if gate else 1
+    few = max(1, min(128 // (triton.cdiv(outputs, 64) * factor), 4, columns // 512))
+    if not int4:
+        return {**shape, "parts": few}
+    tiles, small = triton.cdiv(outputs, 128) * factor, columns <= 2048
+    few = max(1, min(128 // tiles, 8, columns // 256))
+    many = max(1, min(512 // tiles, 4, columns // 256))
+    shape |= {"bn": 128, "bk": 128, "stages": 3}
+    if bm == 8:
+        shape |= {"bn": 256, "warps": 8, "ahead": 1}
+    elif bm == 32:
+        shape |= {"stages": 4} if small else {"ahead": 1}
+    elif bm == 64 and small and tokens <= 64:
+        shape |= {"bn": 64, "stages": 4}
+    elif bm == 64:
+        shape |= {"warps": 8}
+    if invariant:
+        return {**shape, "parts": few}
+    return {**shape, "parts": many if bm <= 32 else few if tokens <= 64 else 1}
