@@ -52,9 +52,12 @@ def linear(
             return integer_gemv(x, weight, **options)
         if fits_gemv(x, weight):
             return gemv(x, weight, **options)
-        if isinstance(weight, QuantisedWeight) and fits_integer_rows(x, weight):
-            if len(x) <= most_rows(weight, gate=gate_block > 0):
-                return integer_rows(x, weight, **options)
+        if (
+            isinstance(weight, QuantisedWeight)
+            and len(x) <= most_rows(weight, gate=gate_block > 0)
+            and fits_integer_rows(x, weight)
+        ):
+            return integer_rows(x, weight, **options)
         kind = weight.kind if isinstance(weight, QuantisedWeight) else ""
         if len(x) > _MOST_INTEGER_ROWS.get(kind, _MOST_ROWS):
             rows = x if norm is None else rms_norm(x, norm, eps)
