@@ -19,7 +19,12 @@ from piledriver.engine.fused.verify import TOLERANCE, Forward, largest_differenc
 
 OPERATION = "norm"
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps", "_eps")
-_FORMULAS = {"rms": "RMSNorm", "rms+1": "RMSNorm with 1 + weight", "layer": "LayerNorm"}
+_FORMULAS = {
+    "rms": "RMSNorm",
+    "rms+1": "RMSNorm with 1 + weight",
+    "layer": "LayerNorm",
+    "layer+1": "LayerNorm with 1 + weight",
+}
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -40,7 +45,7 @@ def match_norm(module: nn.Module, device: torch.device, *, recompute: bool) -> t
     twin = trial_copy(module, device)
     has_bias = getattr(module, "bias", None) is not None
     seen: list[str] = []
-    for formula in ("layer",) if has_bias else ("rms", "rms+1", "layer"):
+    for formula in ("layer", "layer+1") if has_bias else _FORMULAS:
         forward = norm_forward(formula, cast(float, _eps_of(module)), recompute)
         try:
             where, apart = largest_difference(twin, forward, cast(Tensor, module.weight).shape[0], device)
@@ -56,12 +61,14 @@ def match_norm(module: nn.Module, device: torch.device, *, recompute: bool) -> t
 def norm_forward(formula: str, eps: float, recompute: bool) -> Forward:
     """Return the forward of a norm: one function for all norms alike, so that compiled blocks share a graph."""
 
+    layer = formula.startswith("layer")
+
     def compute(module: Any, x: Tensor) -> Tensor:
-        weight, bias = module.weight, module.bias if formula == "layer" and hasattr(module, "bias") else None
-        if formula == "rms+1":
-            weight = 1.0 + weight.float()
+        weight, bias = module.weight, module.bias if layer and hasattr(module, "bias") else None
+        if formula.endswith("+1"):
+            weight, bias = 1.0 + weight.float(), None if bias is None else bias.float()
         wide = x if weight.dtype == x.dtype else x.to(weight.dtype)
-        if formula == "layer":
+        if layer:
             return F.layer_norm(wide, weight.shape, weight, bias, eps).to(x.dtype)
         return F.rms_norm(wide, weight.shape, weight, eps).to(x.dtype)
 
