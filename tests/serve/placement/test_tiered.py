@@ -131,7 +131,7 @@ except RuntimeError:
     pass
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 opened = open_tiered(folder, length=16)
-engine = Engine(opened.model, max_sequences=1, max_context=16, cache_tokens=16)
+engine = Engine(opened.model, max_sequences=1, max_context=16, cache_tokens=16, fused=False)
 [output] = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=3, temperature=0))
 places = {str(place): size for place, size in opened.plan.weights.items()}
 grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
