@@ -14,16 +14,14 @@ from piledriver.plan.blocks.parameters import (
     block_kinds,
     parts_of,
     shard_ranks,
-    stages_by_rank,
-    stages_of_layout,
 )
-from piledriver.plan.blocks.per_model import cached_per_model
 from piledriver.plan.blocks.setting import PILEDRIVER, BlockSetting, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.hardware.cluster import Cluster, Device
 from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
 from piledriver.plan.time.links import Axis, axes_of_layout, collective_seconds
 from piledriver.plan.time.optimizer import kernel_seconds
+from piledriver.plan.time.rank_kinds import blocks_of, rank_kinds
 from piledriver.plan.time.rates import Efficiency, Rates
 
 
@@ -101,7 +99,7 @@ def step_time(
     timer = _Timer(config, layout, cluster, setting, axes, efficiency, optimizer, {} if memo is None else memo)
     kinds = [
         (count, [(stage, timer.stage(stage, device)) for stage in mine])
-        for count, device, mine in _rank_kinds(config, layout, cluster, stages)
+        for count, device, mine in rank_kinds(config, layout, cluster, stages)
     ]
     seconds = [sum(cost.seconds for _, cost in mine) for _, mine in kinds]
     slowest = max(range(len(kinds)), key=seconds.__getitem__)
@@ -164,7 +162,7 @@ class _Timer:
 
     def _key(self, stage: Stage) -> Any:
         """Stages alike cost the same."""
-        return _blocks_of(self.config, stage), stage.first, stage.last
+        return blocks_of(self.config, stage), stage.first, stage.last
 
     def stage(self, stage: Stage, device: Device) -> _StageSeconds:
         """Return the seconds of one micro-batch on one stage."""
@@ -396,53 +394,6 @@ def _beside(seconds: float, compute: float) -> float:
     """Return what communication beside this much compute adds to a step."""
     hidden = min(seconds, compute)
     return seconds - (1 - _CONTENTION) * hidden
-
-
-def _rank_kinds(
-    config: ModelConfig, layout: Layout, cluster: Cluster, stages: tuple[Stage, ...] | None
-) -> list[tuple[int, Device, list[Stage]]]:
-    """Return the pipeline ranks that differ: how many alike, their slowest device, and the stages of one."""
-    if stages is None and not cluster.others:
-        return [(count, cluster.device, mine) for count, mine in _usual_kinds(config, _Split(layout))]
-    stages = stages or stages_of_layout(config, layout)
-    devices = [cluster.stage_device(layout.pp, rank) for rank in range(layout.pp)] if cluster.others else []
-    found: dict[Any, tuple[int, Device, list[Stage]]] = {}
-    for rank, many in enumerate(stages_by_rank(layout)):
-        device = devices[rank] if devices else cluster.device
-        mine = [stages[index] for index in many]
-        key = (device.name, *((_blocks_of(config, one), one.first, one.last) for one in mine))
-        found[key] = (found[key][0] + 1 if key in found else 1, device, mine)
-    return list(found.values())
-
-
-class _Split:
-    """How a layout splits a model into stages; equal for layouts that split it alike."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.key = (layout.pp, layout.stages, layout.schedule in TWO_STAGES_A_RANK, layout.stage_blocks)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Split) and self.key == other.key
-
-
-@cached_per_model
-def _usual_kinds(config: ModelConfig, split: _Split) -> list[tuple[int, list[Stage]]]:
-    stages = stages_of_layout(config, split.layout)
-    found: dict[Any, tuple[int, list[Stage]]] = {}
-    for many in stages_by_rank(split.layout):
-        mine = [stages[index] for index in many]
-        key = tuple((_blocks_of(config, one), one.first, one.last) for one in mine)
-        found[key] = (found[key][0] + 1 if key in found else 1, mine)
-    return list(found.values())
-
-
-def _blocks_of(config: ModelConfig, stage: Stage) -> Any:
-    """Return what tells the blocks of stages that cost the same: their number where all blocks are alike."""
-    return len(stage.blocks) if len(block_kinds(config, range(config.layers))) == 1 else stage.blocks
 
 
 def stage_seconds(
