@@ -23,7 +23,7 @@ def rank_kinds(
     for rank, many in enumerate(stages_by_rank(layout)):
         device = devices[rank] if devices else cluster.device
         mine = [stages[index] for index in many]
-        key = (device.name, *((blocks_of(config, one), one.first, one.last) for one in mine))
+        key = (device.name, *((blocks_key(config, one), one.first, one.last) for one in mine))
         found[key] = (found[key][0] + 1 if key in found else 1, device, mine)
     return list(found.values())
 
@@ -48,11 +48,11 @@ def _usual_kinds(config: ModelConfig, split: _Split) -> list[tuple[int, list[Sta
     found: dict[Any, tuple[int, list[Stage]]] = {}
     for many in stages_by_rank(split.layout):
         mine = [stages[index] for index in many]
-        key = tuple((blocks_of(config, one), one.first, one.last) for one in mine)
+        key = tuple((blocks_key(config, one), one.first, one.last) for one in mine)
         found[key] = (found[key][0] + 1 if key in found else 1, mine)
     return list(found.values())
 
 
-def blocks_of(config: ModelConfig, stage: Stage) -> Any:
+def blocks_key(config: ModelConfig, stage: Stage) -> Any:
     """Return what tells the blocks of stages that cost the same: their number where all blocks are alike."""
     return len(stage.blocks) if len(block_kinds(config, range(config.layers))) == 1 else stage.blocks

@@ -21,7 +21,7 @@ from piledriver.plan.hardware.cluster import Cluster, Device
 from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
 from piledriver.plan.time.links import Axis, axes_of_layout, collective_seconds
 from piledriver.plan.time.optimizer import kernel_seconds
-from piledriver.plan.time.rank_kinds import blocks_of, rank_kinds
+from piledriver.plan.time.rank_kinds import blocks_key, rank_kinds
 from piledriver.plan.time.rates import Efficiency, Rates
 
 
@@ -162,7 +162,7 @@ class _Timer:
 
     def _key(self, stage: Stage) -> Any:
         """Stages alike cost the same."""
-        return blocks_of(self.config, stage), stage.first, stage.last
+        return blocks_key(self.config, stage), stage.first, stage.last
 
     def stage(self, stage: Stage, device: Device) -> _StageSeconds:
         """Return the seconds of one micro-batch on one stage."""
