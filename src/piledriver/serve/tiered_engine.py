@@ -35,11 +35,13 @@ def open_tiered_engine(
         folder, batch=max_sequences, length=max_context, max_memory=max_memory, dtype=dtype, scratch=scratch
     )
     resident = opened.stream is None
+    # On a CPU fused operators hold packed copies of the weights, for which the map has no memory.
+    fused = resident and next(opened.model.parameters()).device.type != "cpu"
     longest = min(max_context, opened.model.config.max_positions)
     block = int(settings.get("block_size", 16))
     chosen = {
         "cache_tokens": max_sequences * -(-longest // block) * block,
-        "fused": resident,
+        "fused": fused,
         "cuda_graphs": resident,
         **settings,
     }
