@@ -33,11 +33,10 @@ class Counters(NamedTuple):
     threads: int
 
 
-def read_counters(step: int, *, heap: int | None = None) -> Counters:
-    """Return the counters now; `heap` stands for the allocator's, which visits all its free blocks to tell."""
+def read_counters(step: int) -> Counters:
+    """Return the counters now."""
     statm = _statm(os.getpid())
-    heap = _heap() if heap is None else heap
-    return Counters(step, _resident(statm), heap, device_bytes(), _lowest_free(statm), threading.active_count())
+    return Counters(step, _resident(statm), _heap(), device_bytes(), _lowest_free(statm), threading.active_count())
 
 
 def grew(before: Counters, now: Counters) -> bool:

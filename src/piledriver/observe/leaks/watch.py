@@ -32,7 +32,6 @@ _LOGGER = logging.getLogger(__name__)
 # Steps between looks: during the first steps, later, and after a look that found growth.
 _EARLY, _LATE, _ALERT = 4, 16, 2
 _EARLY_STEPS = 128
-_HEAP = 64
 # Steps after the start of tracing at which what is alive is counted.
 _COUNTS = (3, 12, 21)
 # On a CPU, freed memory of the process can absorb a leak for long, so that its size does not grow. The bytes of all
@@ -61,7 +60,6 @@ class LeakWatch:
         self._due = self._look_at = _EARLY
         self._trend = Trend()
         self._latest: Counters | None = None
-        self._heap_at = 0
         self._tracing: _Tracing | None = None
         self._pause = _FIRST_PAUSE
         self._weigh_at, self._weight = _FIRST_WEIGHED, 0
@@ -113,18 +111,10 @@ class LeakWatch:
         if growth >= BYTES_PER_STEP:
             suspects.add("tensors")
         if self._steps >= self._look_at:
-            suspects |= self._suspects(self._read())
+            suspects |= self._suspects(read_counters(self._steps))
         if suspects:
             growth = max(growth, *(self._trend.per_step(name) for name in ("heap", "resident", "device")))
             self._tracing = _Tracing(self._steps, suspects, growth)
-
-    def _read(self) -> Counters:
-        """Return the counters; of looks that are rare, one in a few asks the allocator as well."""
-        before = self._latest
-        if self._steps <= _EARLY_STEPS or self._trend or before is None or self._steps >= self._heap_at:
-            self._heap_at = self._steps + _HEAP
-            return read_counters(self._steps)
-        return read_counters(self._steps, heap=before.heap)
 
     def _suspects(self, now: Counters) -> set[str]:
         """Return the counters that grow steadily, and choose the next look."""
