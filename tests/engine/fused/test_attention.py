@@ -204,7 +204,7 @@ class TestOnGpu:
     def test_a_step_never_waits_for_the_device(self) -> None:
         model = build("llama", hidden_size=64, head_dim=32, use_cache=False).cuda()
         model = fused(model, "cuda", precision="bf16", compile=False)
-        given = {key: one.cuda() for key, one in batch("llama").items()}
+        given = {key: one.cuda() if isinstance(one, Tensor) else one for key, one in batch("llama").items()}
         for _ in range(2):
             model(**given).loss.backward()
         torch.cuda.set_sync_debug_mode("error")

@@ -51,16 +51,18 @@ def test_a_step_that_does_not_fit_on_the_device_is_survived() -> None:
 
 @pytest.mark.parametrize("kind", ["bf16", "int8", "int4"])
 def test_early_launches_change_no_bit(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from piledriver.kernels.linear import gemv, integer_gemv
-    from piledriver.kernels.paged_attention import triton as attention
-    from piledriver.kernels.sampling import triton as sampling
+    from piledriver.kernels import early_launch
 
     model = make() if kind == "bf16" else quantise_linears(make(), kind, head="int8")
     prompts = torch.randint(512, (1, 40)).tolist()
     early = answers(Engine(model, cache_tokens=2048), prompts, 24)
-    for module in (gemv, integer_gemv, attention, sampling):
-        monkeypatch.setattr(module, "starts_early", lambda device: False)
-    assert answers(Engine(model, cache_tokens=2048), prompts, 24) == early
+    monkeypatch.setattr(early_launch, "_SUPPORTED", False)
+    early_launch.starts_early.cache_clear()
+    try:
+        assert not early_launch.starts_early(torch.device("cuda"))
+        assert answers(Engine(model, cache_tokens=2048), prompts, 24) == early
+    finally:
+        early_launch.starts_early.cache_clear()
 
 
 def test_constrained_answers_are_the_same_with_and_without_graphs() -> None:
