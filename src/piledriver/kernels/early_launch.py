@@ -1,4 +1,5 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
+# ruff: noqa: N803
 """Programmatic dependent launch: a kernel starts while its predecessor ends, and waits before it reads its results.
 
 A chain of small kernels hides launches and first loads of weights this way. Every kernel of a chain signals its
@@ -14,6 +15,7 @@ import torch
 
 try:
     import triton
+    import triton.language as tl
 except ImportError:
     triton = None
 
@@ -33,6 +35,14 @@ if triton is not None:
         @triton.jit
         def gdc_wait():
             """Do nothing: this Triton has no early launches."""
+
+    @triton.jit
+    def prefetch(rows, ELEMENTS: tl.constexpr, LINE: tl.constexpr):
+        """Start loading the first elements of each row, `LINE` to 128 bytes, into the second-level cache."""
+        places = (rows + tl.arange(0, ELEMENTS // LINE)[None, :] * LINE).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @functools.cache

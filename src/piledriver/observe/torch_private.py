@@ -78,7 +78,7 @@ def dump_flight_recorder(*, entries: bool = True) -> str:
 
 
 def group_size(name: str) -> int:
-    """Return the number of ranks of a process group by its name; 0 if there is none."""
+    """Return the number of ranks of a process group by its name; 0 if no group has that name."""
     try:
         groups: Any = torch.distributed.distributed_c10d
         return int(groups._resolve_process_group(name).size())

@@ -16,6 +16,7 @@ from torch import Tensor
 from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.early_launch import launch_options, starts_early
 from piledriver.kernels.linear.triton import part_columns, tile_shape
+from piledriver.kernels.linear.workspace import workspace
 
 try:
     import triton
@@ -27,16 +28,8 @@ _LINE = 64
 """Elements that one prefetch brings."""
 
 if triton is not None:
-    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-
-    @triton.jit
-    def _prefetch(rows, ELEMENTS: tl.constexpr, LINE: tl.constexpr):
-        """Bring the first elements of each row into the second-level cache."""
-        lines = tl.arange(0, ELEMENTS // LINE) * LINE
-        places = (rows + lines[None, :]).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-        )
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait, prefetch
+    from piledriver.kernels.linear.workspace import add_parts
 
     @triton.jit
     def _linear_row(
@@ -61,9 +54,9 @@ if triton is not None:
         other = tl.zeros([BN, 16], tl.float32)
         if EARLY:
             if PREFETCH > 0:
-                _prefetch(w_rows + begin, PREFETCH, LINE)
+                prefetch(w_rows + begin, PREFETCH, LINE)
                 if GATE > 0:
-                    _prefetch(w_rows + GATE * weight_stride + begin, PREFETCH, LINE)
+                    prefetch(w_rows + GATE * weight_stride + begin, PREFETCH, LINE)
             gdc_wait()
         for k in range(begin, end, BK):
             inside = (k + offsets < columns)[None, :]
@@ -87,13 +80,9 @@ if triton is not None:
             done = tl.atomic_add(counters + tile, 1, sem="acq_rel") == PARTS - 1
             if done:
                 tl.debug_barrier()
-                total = tl.load(base + within, cache_modifier=".cg")
-                for p in range(1, PARTS):
-                    total += tl.load(base + p * size + within, cache_modifier=".cg")
+                total = add_parts(base + within, size, PARTS)
                 if GATE > 0:
-                    other = tl.load(base + BN * 16 + within, cache_modifier=".cg")
-                    for p in range(1, PARTS):
-                        other += tl.load(base + p * size + BN * 16 + within, cache_modifier=".cg")
+                    other = add_parts(base + BN * 16 + within, size, PARTS)
                 tl.store(counters + tile, 0)
         if done:
             if BIAS:
@@ -109,57 +98,37 @@ if triton is not None:
             tl.store(out + places, total.to(out.dtype.element_ty), mask=here)
 
 
-class InvariantRowLinear:
-    """The kernel with its workspace, kept between calls: captured graphs hold its addresses."""
-
-    def __init__(self) -> None:
-        self._workspaces: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        self._kept: list[Tensor] = []
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        *,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        gate_block: int = 0,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
-        config: dict[str, int] | None = None,
-    ) -> Tensor:
-        """Return the linear layer of [1, columns] with a 16-bit weight, after an RMS norm if `norm` is given."""
-        columns = x.shape[1]
-        outputs = weight.shape[0] // 2 if gate_block else weight.shape[0]
-        tiled = tile_shape(1, outputs, columns, gate=bool(gate_block))
-        part = part_columns(columns, tiled["parts"])
-        parts = triton.cdiv(columns, part)
-        chosen = config or row_shape(outputs, parts, gate=bool(gate_block))
-        tiles = triton.cdiv(outputs, chosen["bn"])
-        row = x if norm is None else rms_norm(x, norm, eps)
-        partial, counters = self._workspace(x.device, tiles * parts * chosen["bn"] * 32 if parts > 1 else 1, tiles)
-        out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
-        early, soon = starts_early(x.device), _prefetched(chosen["prefetch"], columns - (parts - 1) * part)
-        _linear_row[(tiles, parts)](
-            row, weight, weight if bias is None else bias, x if residual is None else residual, out, partial, counters,
-            outputs, columns, part, weight.stride(0),
-            GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None, PARTS=parts, BN=chosen["bn"],
-            BK=chosen["bk"], PREFETCH=soon, LINE=_LINE, EARLY=early,
-            num_warps=chosen["warps"], num_stages=chosen["stages"], **launch_options(early),
-        )  # fmt: skip
-        return out
-
-    def _workspace(self, device: torch.device, floats: int, counters: int) -> tuple[Tensor, Tensor]:
-        partial, counts = self._workspaces.get(device, (torch.empty(0), torch.empty(0)))
-        if partial.numel() < floats or counts.numel() < counters:
-            partial = torch.empty(max(floats, 1 << 18, partial.numel()), dtype=torch.float32, device=device)
-            counts = torch.zeros(max(counters, 1 << 12, counts.numel()), dtype=torch.int32, device=device)
-            self._kept += [partial, counts]
-            self._workspaces[device] = partial, counts
-        return partial, counts
-
-
-invariant_row_linear = InvariantRowLinear()
+def invariant_row_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gate_block: int = 0,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    config: dict[str, int] | None = None,
+) -> Tensor:
+    """Return the linear layer of [1, columns] with a 16-bit weight, after an RMS norm if `norm` is given."""
+    columns = x.shape[1]
+    outputs = weight.shape[0] // 2 if gate_block else weight.shape[0]
+    tiled = tile_shape(1, outputs, columns, gate=bool(gate_block))
+    part = part_columns(columns, tiled["parts"])
+    parts = triton.cdiv(columns, part)
+    chosen = config or row_shape(outputs, parts, gate=bool(gate_block))
+    tiles = triton.cdiv(outputs, chosen["bn"])
+    row = x if norm is None else rms_norm(x, norm, eps)
+    partial, counters = workspace(x.device, tiles * parts * chosen["bn"] * 32 if parts > 1 else 1, tiles)
+    out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
+    early, soon = starts_early(x.device), _prefetched(chosen["prefetch"], columns - (parts - 1) * part)
+    _linear_row[(tiles, parts)](
+        row, weight, weight if bias is None else bias, x if residual is None else residual, out, partial, counters,
+        outputs, columns, part, weight.stride(0),
+        GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None, PARTS=parts, BN=chosen["bn"],
+        BK=chosen["bk"], PREFETCH=soon, LINE=_LINE, EARLY=early,
+        num_warps=chosen["warps"], num_stages=chosen["stages"], **launch_options(early),
+    )  # fmt: skip
+    return out
 
 
 def fits_invariant_row(x: Tensor, weight: Tensor) -> bool:

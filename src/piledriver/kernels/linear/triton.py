@@ -32,6 +32,7 @@ _LONGEST_TILE = 256
 """Most columns of a tile."""
 
 if triton is not None:
+    from piledriver.kernels.linear.workspace import add_parts
 
     @triton.jit
     def _tile(x, weight, rows, tokens, begin, end, columns, x_stride, weight_stride, row_limit, token_limit,
@@ -88,13 +89,9 @@ if triton is not None:
             done = before == PARTS - 1
             if done:
                 tl.debug_barrier()
-                total = tl.load(base + within, cache_modifier=".cg")
-                for p in range(1, PARTS):
-                    total += tl.load(base + p * size + within, cache_modifier=".cg")
+                total = add_parts(base + within, size, PARTS)
                 if GATE > 0:
-                    other = tl.load(base + BN * BM + within, cache_modifier=".cg")
-                    for p in range(1, PARTS):
-                        other += tl.load(base + p * size + BN * BM + within, cache_modifier=".cg")
+                    other = add_parts(base + BN * BM + within, size, PARTS)
                 tl.store(counters + slot, 0)
         else:
             for p in range(PARTS):

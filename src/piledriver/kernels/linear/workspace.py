@@ -1,3 +1,4 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
 """Memory that kernels of one device share between calls: partial sums and arrival counters."""
 
 from __future__ import annotations
@@ -5,8 +6,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
 _WORKSPACES: dict[torch.device, tuple[Tensor, Tensor]] = {}
 _KEPT: list[Tensor] = []
+
+if triton is not None:
+
+    @triton.jit
+    def add_parts(first, size, parts):
+        """Return the sum of `parts` tiles, in order: those at pointers `first`, and each `size` after the one before.
+
+        They were written by other programs, so they are read from the second-level cache.
+        """
+        total = tl.load(first, cache_modifier=".cg")
+        for part in range(1, parts):
+            total += tl.load(first + part * size, cache_modifier=".cg")
+        return total
 
 
 def workspace(device: torch.device, floats: int, counters: int) -> tuple[Tensor, Tensor]:

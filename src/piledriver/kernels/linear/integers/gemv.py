@@ -26,7 +26,7 @@ _MOST_COLUMNS = 16384
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.gemv import finish
-    from piledriver.kernels.linear.integers.split import MOST, integer_bits, integer_scale
+    from piledriver.kernels.linear.integers.split import MOST, integer_bits, integer_scale, upper_nibbles
 
     LANES = tl.constexpr(128)  # words of a warp's load: 16 bytes a lane
 
@@ -42,16 +42,6 @@ if triton is not None:
             for byte in tl.static_range(4):
                 total = total + ((a << (24 - 8 * byte)) >> 24) * ((b << (24 - 8 * byte)) >> 24)
             return total
-
-    @triton.jit
-    def _nibbles(word, ASM: tl.constexpr):
-        """Return 16 times the values of the upper four bits of each byte, as signed bytes: a mask and a sign bit."""
-        if ASM:
-            return tl.inline_asm_elementwise(
-                "lop3.b32 $0, $1, 0xF0F0F0F0, 0x80808080, 0x6A;", "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1
-            )
-        else:
-            return (word & -252645136) ^ -2139062144
 
     @triton.jit
     def _four(x, words, known, EVEN: tl.constexpr):
@@ -99,7 +89,7 @@ if triton is not None:
     def _row_sums_4(weight, scales, high, low, more_high, more_low, R: tl.constexpr, CHUNKS: tl.constexpr,
                     ASM: tl.constexpr):  # fmt: skip
         """Return 16 times the sums of rows of int4 words, whose two nibbles a byte meet two words of the input."""
-        first, second = _nibbles(weight << 4, ASM), _nibbles(weight, ASM)
+        first, second = upper_nibbles(weight << 4, ASM), upper_nibbles(weight, ASM)
         none = tl.zeros_like(weight)
         upper = _dp4a(second, more_high[None, :, :], _dp4a(first, high[None, :, :], none, ASM), ASM)
         lower = _dp4a(second, more_low[None, :, :], _dp4a(first, low[None, :, :], none, ASM), ASM)

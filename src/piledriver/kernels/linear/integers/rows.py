@@ -28,16 +28,7 @@ _WORDS = 16
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-
-    @triton.jit
-    def _nibbles(word, ASM: tl.constexpr):
-        """Return 16 times the values of the upper four bits of each byte, as signed bytes: a mask and a sign bit."""
-        if ASM:
-            return tl.inline_asm_elementwise(
-                "lop3.b32 $0, $1, 0xF0F0F0F0, 0x80808080, 0x6A;", "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1
-            )
-        else:
-            return (word & -252645136) ^ -2139062144
+    from piledriver.kernels.linear.integers.split import upper_nibbles
 
     @triton.jit
     def _mma(weight, x, total):
@@ -94,7 +85,7 @@ if triton is not None:
         words = tl.load(weight + at * weight_stride + step * 16 + tl.arange(0, 16)[None, None, None, None, :])
         if INT4:
             scale = tl.load(scales + at * scale_stride + step).to(tl.float32)
-            return _nibbles(words << 4, ASM), _nibbles(words, ASM), scale
+            return upper_nibbles(words << 4, ASM), upper_nibbles(words, ASM), scale
         else:
             return words, words, tl.load(scales + rows)[:, None, :, None].to(tl.float32)
 

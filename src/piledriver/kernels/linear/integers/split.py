@@ -38,6 +38,16 @@ if triton is not None:
         return tl.fma(x, factor, ROUND).to(tl.int32, bitcast=True)
 
     @triton.jit
+    def upper_nibbles(word, ASM: tl.constexpr):
+        """Return 16 times the values of the upper four bits of each byte, as signed bytes: a mask and a sign bit."""
+        if ASM:
+            return tl.inline_asm_elementwise(
+                "lop3.b32 $0, $1, 0xF0F0F0F0, 0x80808080, 0x6A;", "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1
+            )
+        else:
+            return (word & -252645136) ^ -2139062144
+
+    @triton.jit
     def _split_rows(
         x, norm, out, scales, columns, stride, eps, divisor, NORM: tl.constexpr, BLOCK: tl.constexpr,
         EARLY: tl.constexpr,

@@ -29,7 +29,8 @@ _UNIT = 256
 """Columns of int8 of which parts are multiples, whatever the tile."""
 
 if triton is not None:
-    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait, prefetch
+    from piledriver.kernels.linear.workspace import add_parts
 
     @triton.jit
     def _nibbles(packed, ASM: tl.constexpr):
@@ -46,15 +47,6 @@ if triton is not None:
             )  # fmt: skip
         else:
             return ((packed << 4) ^ 0x80).to(tl.int8, bitcast=True), ((packed & 0xF0) ^ 0x80).to(tl.int8, bitcast=True)
-
-    @triton.jit
-    def _prefetch(rows, begin, BYTES: tl.constexpr):
-        """Start loading `BYTES` of each row from byte `begin` into the L2 cache."""
-        lines: tl.constexpr = BYTES // 128
-        places = rows + begin + tl.arange(0, lines)[None, :] * 128
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-        )
 
     @triton.jit
     def _halves(both, BN: tl.constexpr, BM: tl.constexpr):
@@ -123,9 +115,10 @@ if triton is not None:
         w_rows = weight + rows.to(tl.int64)[:, None] * weight_stride
         begin = tl.program_id(2) * part if SHARED else 0
         if AHEAD > 0:
-            _prefetch(w_rows, begin // 2 if INT4 else begin, AHEAD)
+            ahead = w_rows + (begin // 2 if INT4 else begin)
+            prefetch(ahead, AHEAD, 128)
             if GATE > 0:
-                _prefetch(w_rows + GATE * weight_stride, begin // 2 if INT4 else begin, AHEAD)
+                prefetch(ahead + GATE * weight_stride, AHEAD, 128)
         if EARLY:
             gdc_wait()
         total = tl.zeros([BN, BM], tl.float32)
@@ -150,13 +143,9 @@ if triton is not None:
             done = before == parts - 1
             if done:
                 tl.debug_barrier()
-                total = tl.load(base + within, cache_modifier=".cg")
-                for p in range(1, parts):
-                    total += tl.load(base + p * size + within, cache_modifier=".cg")
+                total = add_parts(base + within, size, parts)
                 if GATE > 0:
-                    other = tl.load(base + BN * BM + within, cache_modifier=".cg")
-                    for p in range(1, parts):
-                        other += tl.load(base + p * size + BN * BM + within, cache_modifier=".cg")
+                    other = add_parts(base + BN * BM + within, size, parts)
                 tl.store(counters + slot, 0)
         else:
             for p in range(parts):
