@@ -10,16 +10,18 @@ from torch import Tensor
 
 from piledriver.kernels.attention import alibi_slopes
 from piledriver.kernels.attention.reference import reference_attention
-from piledriver.kernels.paged_attention import PagedBatch, paged_attention, write_pages
+from piledriver.kernels.paged_attention import PagedBatch, allocate_pages, page_bytes, paged_attention, write_pages
+from piledriver.kernels.paged_attention.pages import page_scales
 from tests.kernels.interpreter import interpret
 
 CHECK = """
 import torch
 from piledriver.kernels.decode import rotate_and_attend
 from piledriver.kernels.paged_attention import Rotation
+from piledriver.kernels.paged_attention.pages import page_scales
 from piledriver.kernels.paged_attention.reference import ReferencePagedAttention
 from piledriver.kernels.paged_attention.triton import TritonPagedAttention
-from tests.kernels.test_paged_attention import SCORES, batch_of
+from tests.kernels.test_paged_attention import SCORES, batch_of, in_int8
 torch.manual_seed(0)
 for dim, heads, kv_heads, scores in SCORES:
     for spans in (((1, 5), (1, 130), (1, 64)), ((7, 7), (1, 90), (20, 150))):
@@ -29,6 +31,10 @@ for dim, heads, kv_heads, scores in SCORES:
             found = TritonPagedAttention()(q, keys, values, mode, scale=0.3, **scores(heads))
             expected = ReferencePagedAttention()(q, keys, values, batch, scale=0.3, **scores(heads))
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        small = in_int8(keys), in_int8(values)
+        found = TritonPagedAttention()(q, *small, batch, scale=0.3, **scores(heads))
+        expected = ReferencePagedAttention()(q, *small, batch, scale=0.3, **scores(heads))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 for dim, rotary, norms in ((16, 16, False), (16, 8, True), (24, 24, True), (16, 0, False)):
     _, keys, values, batch = batch_of(((1, 5), (1, 130), (1, 64)), 6, 2, dim)
     norm = (torch.randn(dim), torch.randn(dim), 1e-5) if norms else (None, None, 0.0)
@@ -41,6 +47,13 @@ for dim, rotary, norms in ((16, 16, False), (16, 8, True), (24, 24, True), (16, 
         mine, mode = (keys.clone(), values.clone()), batch._replace(invariant=invariant)
         found = TritonPagedAttention()(projected, *mine, mode, rotation=rotation, scale=0.3, window=70)
         torch.testing.assert_close((found, *mine), (expected, *pages), rtol=1e-4, atol=1e-5)
+    pages, mine = ((in_int8(keys), in_int8(values)) for _ in range(2))
+    expected = rotate_and_attend(projected, *pages, batch._replace(slots=slots), places, rotation, scale=0.3, window=70)
+    found = TritonPagedAttention()(projected, *mine, batch, rotation=rotation, scale=0.3, window=70)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for one, other in zip(mine, pages):
+        torch.testing.assert_close(page_scales(one), page_scales(other))
+        assert (one.int() - other.int()).abs().max() <= 1  # a number halfway between two may be rounded to either
 """
 
 # (head_dim, heads, kv_heads, changes of the scores)
@@ -67,6 +80,14 @@ def batch_of(
     slots = torch.zeros(len(q), dtype=torch.long)
     batch = PagedBatch(tables, counts.cumsum(0).int(), contexts, slots, int(counts.max()), longest, spans)
     return q, keys, values, batch
+
+
+def in_int8(pages: Tensor) -> Tensor:
+    """Return pages with the same rows in int8."""
+    small = allocate_pages(*pages.shape, dtype=torch.int8)
+    rows = pages.transpose(1, 2).flatten(0, 1)
+    write_pages(small, allocate_pages(*pages.shape, dtype=torch.int8), rows, rows, torch.arange(len(rows)))
+    return small
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -123,6 +144,29 @@ def test_pages_hold_what_was_written(dtype: torch.dtype) -> None:
         flat = pages.float().transpose(1, 2).flatten(0, 1)
         assert torch.equal(flat[[0, 9, 31]], new.to(dtype).float())
         assert flat.abs().sum(dim=(1, 2)).count_nonzero() == 3
+
+
+@pytest.mark.parametrize(("size", "width"), [(8, 16), (1, 6), (3, 5)])
+def test_int8_pages_hold_rows_within_half_a_step_and_share_no_memory(size: int, width: int) -> None:
+    torch.manual_seed(0)
+    keys, values = (allocate_pages(4, 2, size, width, dtype=torch.int8) for _ in range(2))
+    k, v = torch.randn(2, 4 * size, 2, width) * torch.logspace(-6, 6, 4 * size)[:, None, None]
+    k[0, 0] = 0
+    write_pages(keys, values, k, v, torch.arange(4 * size))
+    for pages, new in ((keys, k), (values, v)):
+        found = (pages * page_scales(pages)[..., None]).transpose(1, 2).flatten(0, 1)
+        assert ((found - new).abs() <= new.abs().amax(dim=-1, keepdim=True) / 127 * 0.501).all()
+        assert pages.untyped_storage().nbytes() == 4 * 2 * page_bytes(size, width, torch.int8)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_attention_over_int8_pages_is_near_that_over_their_rows(invariant: bool) -> None:
+    torch.manual_seed(0)
+    q, keys, values, batch = batch_of(((1, 5), (7, 7), (1, 130), (20, 150)), 4, 2, 16)
+    batch = batch._replace(invariant=invariant)
+    found = paged_attention(q, in_int8(keys), in_int8(values), batch, scale=0.3)
+    expected = paged_attention(q, keys, values, batch, scale=0.3)
+    assert 0 < float((found - expected).norm() / expected.norm()) < 0.01
 
 
 def test_the_triton_kernel_is_the_reference() -> None:

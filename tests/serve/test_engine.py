@@ -53,6 +53,24 @@ def test_greedy_tokens_are_those_of_the_forward_without_a_cache(
     assert engine.pool.free == engine.pool.count
 
 
+@pytest.mark.parametrize(("kv_dtype", "near"), [("int8", 0.02), ("fp8", 0.2)])
+def test_a_cache_of_eight_bits_stays_near_the_model_whatever_else_is_served(
+    model: Transformer, kv_dtype: Any, near: float
+) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0, logprobs=0, prompt_logprobs=0)
+    alone = [Engine(model, deterministic=True, kv_dtype=kv_dtype).generate([one], params)[0] for one in PROMPTS]
+    engine = Engine(model, deterministic=True, kv_dtype=kv_dtype, token_budget=7, block_size=4)
+    together = engine.generate([*PROMPTS, *PROMPTS], params)
+    for output, same in zip(together, [*alone, *alone], strict=True):
+        assert output.completions == same.completions
+        assert output.prompt_logprobs == same.prompt_logprobs
+    tokens = torch.tensor([PROMPTS[2]])
+    expected = model(tokens)[0].log_softmax(-1)
+    for at, entry in enumerate(alone[2].prompt_logprobs[1:] if alone[2].prompt_logprobs else [], start=1):
+        assert entry is not None
+        assert entry.logprob == pytest.approx(float(expected[at - 1, tokens[0, at]]), abs=near)
+
+
 def test_a_sample_depends_on_the_seed_and_the_position_only(model: Transformer) -> None:
     def draw(prompts: list[list[int]], tokens: int, seed: int) -> list[int]:
         params = SamplingParams(max_tokens=tokens, seed=seed, top_k=50, temperature=0.8)

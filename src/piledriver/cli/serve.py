@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-sequences", type=positive, metavar="N", help="most answers at once (default 256; 4 with --offload)"
     )
     parser.add_argument("--cache-tokens", type=positive, default=0, metavar="N", help="tokens in the KV cache")
-    parser.add_argument("--kv-dtype", choices=("auto", "fp8"), default="auto", help="dtype of the KV cache")
+    parser.add_argument("--kv-dtype", choices=("auto", "fp8", "int8"), default="auto", help="dtype of the KV cache")
     parser.add_argument(
         "--tp", type=positive, default=1, metavar="N", help="processes, each with its device, that share every matrix"
     )

@@ -26,8 +26,8 @@ class EngineConfig:
     """Tokens that the KV cache holds; 0 for what `memory_fraction` leaves on a GPU, 16 full contexts on a CPU."""
     memory_fraction: float = 0.9
     """Share of a GPU's memory for weights, cache and workspace together."""
-    kv_dtype: Literal["auto", "fp8"] = "auto"
-    """Dtype of the KV cache: that of the model, or fp8 (e4m3)."""
+    kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
+    """Dtype of the KV cache: that of the model, fp8 (e4m3), or int8 with a scale for each token and head."""
     prefix_cache: bool = True
     """Reuse the cache of equal prefixes."""
     cuda_graphs: bool = True

@@ -65,6 +65,23 @@ def test_early_launches_change_no_bit(kind: Any, monkeypatch: pytest.MonkeyPatch
         early_launch.starts_early.cache_clear()
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_int8_cache_changes_log_probabilities_little(deterministic: bool) -> None:
+    model = make()
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, logprobs=0)
+    prompts = torch.randint(512, (3, 200)).tolist()
+    settings: dict[str, Any] = {"cache_tokens": 4096, "deterministic": deterministic, "prefix_cache": False}
+    exact, small = (Engine(model, kv_dtype=kind, **settings) for kind in ("auto", "int8"))
+    for expected, found in zip(exact.generate(prompts, params), small.generate(prompts, params), strict=True):
+        first, other = (output.completions[0].logprobs or [] for output in (expected, found))
+        assert other[0].logprob == pytest.approx(first[0].logprob, abs=0.1)
+    if deterministic:  # prefilled or decoded, alone or together: a token is stored in the same way
+        whole = answers(small, prompts, 24)
+        for prompt, (tokens, logprobs) in zip(prompts, whole, strict=True):
+            again = answers(small, [[*prompt, *tokens[:9]]], 15)[0]
+            assert again == (tokens[9:], logprobs[9:])
+
+
 def test_constrained_answers_are_the_same_with_and_without_graphs() -> None:
     from tests.serve.execution.test_masked_sampling import Only
 

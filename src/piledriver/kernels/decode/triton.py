@@ -9,6 +9,7 @@ from torch import Tensor
 
 from piledriver.kernels.decode.step import StepTensors
 from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.paged_attention.pages import scales_offset
 from piledriver.kernels.registry import TritonKernel
 
 try:
@@ -19,7 +20,7 @@ except ImportError:
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-    from piledriver.kernels.paged_attention.rotate import rotate
+    from piledriver.kernels.paged_attention.rows import rotate, round_row
 
     @triton.jit
     def _rms_norm(
@@ -61,7 +62,7 @@ if triton is not None:
     def _rotate_and_store(
         projected, table, positions, keys, values, slots, queries, q_norm, k_norm, eps, stride,
         block_stride, head_stride, kv_heads, ROTARY: tl.constexpr, NORM: tl.constexpr, GROUP: tl.constexpr,
-        MEMBERS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
+        MEMBERS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, SCALES: tl.constexpr,
     ):  # fmt: skip
         token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
         member = tl.arange(0, MEMBERS)[:, None]
@@ -91,10 +92,15 @@ if triton is not None:
         place = queries + token * kv_heads * GROUP * DIM + head * GROUP * DIM
         tl.store(place + member * DIM + dims, x.to(queries.dtype.element_ty), mask=(member < GROUP) & (dims < DIM))
         slot = tl.load(slots + token)
-        page = (slot // SIZE) * block_stride + head * head_stride + (slot % SIZE) * DIM
-        tl.store(keys + page + dims + member * 0, x.to(keys.dtype.element_ty), mask=(member == GROUP) & (dims < DIM))
-        is_value = (member == GROUP + 1) & (dims < DIM)
-        tl.store(values + page + dims + member * 0, x.to(values.dtype.element_ty), mask=is_value)
+        page = (slot // SIZE) * block_stride + head * head_stride
+        spot = page + (slot % SIZE) * DIM + member * 0 + dims
+        if SCALES > 0:
+            x, scale = round_row(x)
+            factor = (page + SCALES) // 4 + slot % SIZE + member * 0
+            tl.store(keys.to(tl.pointer_type(tl.float32)) + factor, scale, mask=member == GROUP)
+            tl.store(values.to(tl.pointer_type(tl.float32)) + factor, scale, mask=member == GROUP + 1)
+        tl.store(keys + spot, x.to(keys.dtype.element_ty), mask=(member == GROUP) & (dims < DIM))
+        tl.store(values + spot, x.to(values.dtype.element_ty), mask=(member == GROUP + 1) & (dims < DIM))
 
 
 class TritonDecode(TritonKernel):
@@ -148,6 +154,7 @@ class TritonDecode(TritonKernel):
             keys.stride(0), keys.stride(1), kv_heads,
             ROTARY=0 if table is None else table.shape[1], NORM=norm, GROUP=group,
             MEMBERS=triton.next_power_of_2(group + 2), DIM=dim, PADDED=triton.next_power_of_2(dim), SIZE=size,
+            SCALES=scales_offset(size, dim) if keys.dtype == torch.int8 else 0,
             num_warps=1 if dim * group <= 512 else 4,
         )  # fmt: skip
         return queries

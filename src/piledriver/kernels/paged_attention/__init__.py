@@ -6,5 +6,6 @@ tokens at the end of its context. `triton` runs on a GPU, `reference` everywhere
 
 from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation
 from piledriver.kernels.paged_attention.dispatch import paged_attention, write_pages
+from piledriver.kernels.paged_attention.pages import allocate_pages, page_bytes
 
-__all__ = ["PagedBatch", "Rotation", "paged_attention", "write_pages"]
+__all__ = ["PagedBatch", "Rotation", "allocate_pages", "page_bytes", "paged_attention", "write_pages"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from piledriver.kernels.paged_attention.batch import PagedBatch, as_bytes
+from piledriver.kernels.paged_attention.pages import page_scales, round_rows
 from piledriver.kernels.registry import fastest_kernel
 
 
@@ -15,6 +17,9 @@ def write_pages(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, slots: Tenso
     size = keys.shape[2]
     blocks, offsets = slots // size, slots % size
     for pages, new in ((keys, k), (values, v)):
+        if pages.dtype == torch.int8:
+            pages[blocks, :, offsets], page_scales(pages)[blocks, :, offsets] = round_rows(new)
+            continue
         raw = as_bytes(pages)
         raw[blocks, :, offsets] = as_bytes(new.to(pages.dtype)) if raw is not pages else new.to(pages.dtype)
 

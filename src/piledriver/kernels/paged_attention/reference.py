@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.kernels.paged_attention.batch import PagedBatch, as_bytes
+from piledriver.kernels.paged_attention.pages import page_scales
 from piledriver.kernels.registry import Kernel
 
 _TILE_ROWS, _TILE_KEYS = 16, 64
@@ -57,9 +58,14 @@ def _gather(keys: Tensor, values: Tensor, table: Tensor, first: int, context: in
     unit = max(size, _TILE_KEYS)
     first = first // unit * unit
     blocks = table[first // size : -(-context // size)].long()
-    pages = (as_bytes(x)[blocks].view(x.dtype) for x in (keys, values))
+    pages = (_dense(x, blocks) for x in (keys, values))
     k, v = (x.transpose(0, 1).flatten(1, 2)[:, : context - first] for x in pages)
     return k, v, first
+
+
+def _dense(pages: Tensor, blocks: Tensor) -> Tensor:
+    found = as_bytes(pages)[blocks].view(pages.dtype)
+    return found.float() * page_scales(pages)[blocks][..., None] if pages.dtype == torch.int8 else found
 
 
 def attend_row(

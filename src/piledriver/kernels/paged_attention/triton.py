@@ -20,6 +20,7 @@ from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options, starts_early
 from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation
+from piledriver.kernels.paged_attention.pages import scales_offset
 from piledriver.kernels.registry import TritonKernel
 
 try:
@@ -34,7 +35,7 @@ _MAX_SPLITS = 64
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-    from piledriver.kernels.paged_attention.rotate import rotate
+    from piledriver.kernels.paged_attention.rows import rotate, round_row
 
     @triton.jit
     def _rotated(base, members, dims, live, gain, angles, eps, ROTARY: tl.constexpr, NORM: tl.constexpr,
@@ -67,7 +68,7 @@ if triton is not None:
         queries, keys, values, table, kv_head, positions, slope, begin, end, scale, softcap,
         block_stride, head_stride, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr,
         DIM: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
-        INVARIANT: tl.constexpr,
+        SCALES: tl.constexpr, INVARIANT: tl.constexpr,
     ):  # fmt: skip
         """Return highest score, sum and mixed values of keys `begin` to `end`."""
         dims, offsets = tl.arange(0, PADDED), tl.arange(0, KEYS)
@@ -78,10 +79,14 @@ if triton is not None:
             place = tile + offsets
             inside = place < end
             block = tl.load(table + place // SIZE, mask=inside, other=0).to(tl.int64)
-            row = block * block_stride + kv_head * head_stride + (place % SIZE) * DIM
+            page = block * block_stride + kv_head * head_stride
+            row = page + (place % SIZE) * DIM
             known = inside[:, None] & (dims < DIM)[None, :]
             k = tl.load(keys + row[:, None] + dims[None, :], mask=known, other=0.0).to(queries.dtype)
             scores = tl.dot(queries, tl.trans(k)) * scale
+            if SCALES > 0:
+                factors = (page + SCALES) // 4 + place % SIZE
+                scores *= tl.load(keys.to(tl.pointer_type(tl.float32)) + factors, mask=inside, other=0.0)[None, :]
             if SOFTCAP:
                 # tanh by the exponential function; scale already has the factor 1 / cap.
                 scores = softcap * (1.0 - 2.0 / (tl.exp2(scores * 2.8853900817779268) + 1.0))
@@ -103,6 +108,8 @@ if triton is not None:
                 added = tl.sum(weights, axis=1)
             total = tl.fma(total, kept, added)
             v = tl.load(values + row[:, None] + dims[None, :], mask=known, other=0.0).to(queries.dtype)
+            if SCALES > 0:
+                weights *= tl.load(values.to(tl.pointer_type(tl.float32)) + factors, mask=inside, other=0.0)[None, :]
             mixed = tl.dot(weights.to(queries.dtype), v, mixed * kept[:, None])
             highest = above
         return highest, total, mixed
@@ -114,8 +121,8 @@ if triton is not None:
         rows, scale, softcap, split_keys, table_stride, token_stride, out_stride, block_stride, head_stride,
         partial_splits,
         GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-        ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-        SLOPES: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DECODE: tl.constexpr,
+        ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, SCALES: tl.constexpr, WINDOW: tl.constexpr,
+        SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DECODE: tl.constexpr,
         ROTATE: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, INVARIANT: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         if EARLY:
@@ -185,19 +192,25 @@ if triton is not None:
             if ROTATE and (splits - 1) % programs == program:
                 one = tl.arange(0, 1)[:, None]
                 here = (dims < DIM)[None, :] & (one == 0)
-                page = tl.load(table + (context - 1) // SIZE).to(tl.int64) * block_stride
-                page += kv_head * head_stride + (context - 1) % SIZE * DIM
+                page = tl.load(table + (context - 1) // SIZE).to(tl.int64) * block_stride + kv_head * head_stride
+                spot = page + (context - 1) % SIZE * DIM
                 key = _rotated(base, GROUP + one, dims[None, :], here, k_norm, turn, eps, ROTARY, NORM, DIM)
-                tl.store(keys + page + one + dims[None, :], key.to(keys.dtype.element_ty), mask=here)
                 value = tl.load(base + (GROUP + 1) * DIM + one + dims[None, :], mask=here, other=0.0)
-                tl.store(values + page + one + dims[None, :], value.to(values.dtype.element_ty), mask=here)
+                if SCALES > 0:
+                    factor = (page + SCALES) // 4 + (context - 1) % SIZE + one
+                    key, k_scale = round_row(key)
+                    tl.store(keys.to(tl.pointer_type(tl.float32)) + factor, k_scale)
+                    value, v_scale = round_row(value.to(tl.float32))
+                    tl.store(values.to(tl.pointer_type(tl.float32)) + factor, v_scale)
+                tl.store(keys + spot + one + dims[None, :], key.to(keys.dtype.element_ty), mask=here)
+                tl.store(values + spot + one + dims[None, :], value.to(values.dtype.element_ty), mask=here)
                 tl.debug_barrier()  # this program's own reads of the page follow
             for split in range(program, splits, programs):
                 begin = origin + split * length
                 end = tl.minimum(begin + length, last)
                 m, t, a = _attend_split(
                     queries, keys, values, table, kv_head, positions, slope, tl.maximum(begin, lowest), end, scale,
-                    softcap, block_stride, head_stride, WINDOW, SOFTCAP, SLOPES, DIM, PADDED, ROWS, KEYS, SIZE,
+                    softcap, block_stride, head_stride, WINDOW, SOFTCAP, SLOPES, DIM, PADDED, ROWS, KEYS, SIZE, SCALES,
                     INVARIANT,
                 )  # fmt: skip
                 if SHARED:
@@ -315,6 +328,7 @@ class TritonPagedAttention(TritonKernel):
             ROWS=tile_rows,
             KEYS=tile_keys,
             SIZE=size,
+            SCALES=scales_offset(size, dim) if keys.dtype == torch.int8 else 0,
             WINDOW=window or 0,
             SOFTCAP=softcap is not None,
             SLOPES=slopes is not None,

@@ -16,6 +16,7 @@ from piledriver.serve.execution.runner import Runner
 from piledriver.serve.execution.tensor_parallel.forward import TensorParallelForward
 from piledriver.serve.execution.tensor_parallel.load import tensor_parallel_ranks
 
+_CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _CPU_CONTEXTS = 16
 _WORKSPACE_BYTES = 2 << 30
 """GPU memory left for activations, logits and graphs."""
@@ -26,8 +27,7 @@ def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]
     weight = next(model.parameters())
     context = min(config.max_context or model.config.max_positions, model.config.max_positions)
     dtype = model.compute_dtype or weight.dtype
-    if config.kv_dtype == "fp8":
-        dtype = torch.float8_e4m3fn
+    dtype = _CACHE_DTYPES.get(config.kv_dtype, dtype)
     ranks = tensor_parallel_ranks(model)
     blocks = cache_blocks(model, config, context, dtype, weight.device, ranks[1])
     cache = PagedCache(

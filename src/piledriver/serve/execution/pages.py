@@ -7,7 +7,7 @@ from torch import Tensor
 
 from piledriver.core.errors import UsageError
 from piledriver.kernels.attention import Mask
-from piledriver.kernels.paged_attention import PagedBatch, paged_attention, write_pages
+from piledriver.kernels.paged_attention import PagedBatch, allocate_pages, page_bytes, paged_attention, write_pages
 from piledriver.models import Masks, ModelConfig
 
 
@@ -34,8 +34,8 @@ class PagedCache:
         self.ranks = ranks
         shape = (blocks + 1, heads, block_size, width)
         self.length, self.block_size, self.scratch_block = length, block_size, blocks
-        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
-        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
+        self.keys = [allocate_pages(*shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        self.values = [allocate_pages(*shape, dtype=dtype, device=device) for _ in range(config.layers)]
         self.batch: PagedBatch | None = None
         """The sequences of the step that is running."""
 
@@ -78,7 +78,7 @@ def local_cache_shape(config: ModelConfig, ranks: int) -> tuple[int, int]:
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype, ranks: int = 1) -> int:
     """Return the bytes of one block over all layers, on one of several ranks."""
     heads, width = local_cache_shape(config, ranks)
-    return 2 * config.layers * heads * block_size * width * dtype.itemsize
+    return 2 * config.layers * heads * page_bytes(block_size, width, dtype)
 
 
 def check_servable(config: ModelConfig, length: int) -> None:
