@@ -10,9 +10,9 @@ the dense model with the interval of the paired differences of documents. Calibr
 tokens. Rows are printed as they are measured, the last line has all of them: `loss_ratios` are losses of bits per byte
 over that of the method that the issue compares with.
 
-To use a GPU well, two processes share it: `--work DIR --parts train,quantise,prune` and `--work DIR --parts recover`,
-which compiles its kernels on random weights while the first one trains. Their rows lie in DIR; the process that ends
-last prints the summary of all.
+To use a GPU well, processes share it: `--work DIR --parts train,recover` beside `--work DIR --parts quantise,prune` and
+`--work DIR --parts aware,pairs`, which wait until the first one has trained the model. Their rows lie in DIR; the
+process that ends last prints the summary of all. `--parts scratch` needs no trained model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +37,50 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from piledriver import compress
 from piledriver.compress.distil import DistilConfig, DistilSettings, distil, reconstruct
 from piledriver.compress.measure import paired_change
+from piledriver.compress.structured.importance import calibration_loss
 from piledriver.corpus import Document
 from piledriver.data import StreamConfig, open_stream
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.data.tokens.token_set import open_tokens
 from piledriver.engine import Layout
 from piledriver.evaluate import DocumentScore, TransformerScorer, bits_per_byte, summarise
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder, save_folder
 from piledriver.models.model_size import parameter_count
-from piledriver.optim import OptimizerConfig
+from piledriver.optim import OptimizerConfig, ScheduleConfig
 from piledriver.train import DataConfig, TrainConfig, train
 
 SHAPES = {
     "124m": ModelConfig(vocab_size=50304, dim=768, layers=12, heads=12, mlp_dim=2048, max_positions=1024),
     "tiny": ModelConfig(vocab_size=50304, dim=128, layers=2, heads=4, mlp_dim=256, max_positions=64),
 }
+# Ways to remove 30% of the block parameters: the one that loses least on the calibration text is taken.
 SMALLER = {
-    "124m": compress.SmallerShape(kv_heads=9, mlp_dim=1344),
-    "tiny": compress.SmallerShape(kv_heads=3, mlp_dim=168),
+    "124m": tuple(compress.SmallerShape(kv_heads=k, mlp_dim=m) for k, m in ((10, 1280), (9, 1344), (12, 1120))),
+    "tiny": tuple(compress.SmallerShape(kv_heads=k, mlp_dim=m) for k, m in ((3, 168), (4, 120))),
 }
 
 
-PARTS = ("train", "quantise", "prune", "recover")
+PARTS = ("train", "quantise", "prune", "recover", "aware", "pairs", "scratch")
+UNCORRECTED = "30% structured, not corrected"
 FITTED = "30% structured, reconstructed"
 STRUCTURED, RECOVERED = "30% structured", "30% structured, recovered on 5% of the tokens"
 SCRATCH = "the small shape from scratch on 20% of the tokens"
 PAIRS, AWARE = "2:4 sparsegpt", "w4a16-g128 quantisation-aware on 5% of the tokens"
 PAIRS_RECOVERED = "2:4 sparsegpt, recovered on 5% of the tokens"
+
+
+def encode_once(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer with a memory: all rows are scored on the same documents."""
+    known: dict[str, Any] = {}
+
+    def encode_batch(texts: Sequence[str]) -> Any:
+        [text] = texts
+        if text not in known:
+            known[text] = tokenizer.encode_batch([text])
+        return known[text]
+
+    return dataclasses.replace(tokenizer, encode_batch=encode_batch)
 
 
 class Bench:
@@ -73,7 +90,7 @@ class Bench:
         self.options, self.work, self.begun = options, work, time.monotonic()
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        self.tokenizer = open_tokens(options.tokens).tokenizer()
+        self.tokenizer = encode_once(open_tokens(options.tokens).tokenizer())
         rows = [json.loads(line) for line in Path(options.held_out).read_text().splitlines()]
         self.documents = [Document(row["text"], source=row["source"]) for row in rows]
         self.shape = SHAPES[options.shape]
@@ -172,18 +189,9 @@ def train_base(bench: Bench) -> dict[str, Any]:
 
 
 def wait_for_base(bench: Bench) -> None:
-    """Compile what recovery needs on random weights, then wait until another process has trained the model."""
-    small = SMALLER[bench.options.shape].config_of(bench.shape, kept_layers=list(range(bench.shape.layers)))
-    folders = {name: os.path.join(bench.work, "random", name) for name in ("small", "large")}
-    save_folder(Transformer(small), folders["small"])
-    save_folder(Transformer(bench.shape), folders["large"])
-    batch = bench.options.recover_step_tokens
-    for name, quantise in (("small", None), ("large", "w4a16-g128")):
-        run = bench.train_config(folders[name], f"random/{name}-run", 2 * batch, 1e-4, batch)
-        distil(DistilConfig(train=run, distil=DistilSettings(teacher=folders["large"], quantise=quantise)))
-        torch.compiler.reset()
+    """Wait until another process has trained the model; the GPU is that process's until then."""
     while not Path(bench.work, "base.json").exists():
-        time.sleep(0.5)
+        time.sleep(0.2)
 
 
 def four_bit_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
@@ -207,60 +215,132 @@ def pruned_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
     """Half of the weights; Wanda's and 2:4's losses before and after reconstruction."""
     fit: dict[str, Any] = {**data, "epochs": bench.options.epochs, "batch_tokens": bench.options.fit_tokens}
     bench.attempt("50% magnitude", lambda: compress.prune(model, 0.5, method="magnitude"))
+    bench.attempt("50% magnitude, by layer", lambda: compress.prune(model, 0.5, method="magnitude", compare="layer"))
     wanda = bench.attempt("50% wanda", lambda: compress.prune(model, 0.5, method="wanda", **data))
     bench.attempt("50% sparsegpt", lambda: compress.prune(model, 0.5, method="sparsegpt", **data))
     if wanda is not None:
         bench.attempt("50% wanda, reconstructed", lambda: reconstruct(wanda, model, **fit))
+    bench.attempt("2:4 magnitude", lambda: compress.prune(model, "2:4", method="magnitude"))
+    bench.attempt("2:4 wanda", lambda: compress.prune(model, "2:4", method="wanda", **data))
     pairs = bench.attempt(PAIRS, lambda: compress.prune(model, "2:4", method="sparsegpt", **data))
     if pairs is not None:
         bench.attempt("2:4 sparsegpt, reconstructed", lambda: reconstruct(pairs, model, **fit))
-    bench.attempt("2:4 wanda", lambda: compress.prune(model, "2:4", method="wanda", **data))
-    bench.attempt("4:8 sparsegpt", lambda: compress.prune(model, "4:8", method="sparsegpt", **data))
     bench.attempt("4:8 wanda", lambda: compress.prune(model, "4:8", method="wanda", **data))
+    bench.attempt("4:8 sparsegpt", lambda: compress.prune(model, "4:8", method="sparsegpt", **data))
 
 
-def recovered_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
-    """Structured pruning, distillation on 5% of the tokens, the same shape from scratch on four times those."""
-    options, few, batch = bench.options, int(0.05 * trained_tokens), bench.options.recover_step_tokens
+class Recovery:
+    """Runs on few tokens that start from a compressed model, with the dense model as their teacher."""
 
-    def distilled(start: str, name: str, lr: float, **settings: Any) -> Transformer:
-        run = bench.train_config(start, name, few, lr, batch)
-        run = dataclasses.replace(run, keep_zeros=name == "pairs")
+    def __init__(self, bench: Bench, trained_tokens: int) -> None:
+        self.bench, options = bench, bench.options
+        # The calibration text counts too.
+        self.tokens = int(0.05 * trained_tokens) - options.samples * bench.shape.max_positions
+
+    def folder_of(self, model: Transformer, name: str) -> str:
+        """Return the folder that a model is saved to."""
+        folder = os.path.join(self.bench.work, name)
+        save_folder(model, folder)
+        return folder
+
+    def distilled(self, start: str, name: str, optimizer: OptimizerConfig, **settings: Any) -> Transformer:
+        """Return the model of a folder after distillation, rounded if it is quantisation-aware."""
+        batch = self.bench.options.recover_step_tokens
+        run = self.bench.train_config(start, name, self.tokens, 1.0, batch)
+        run = dataclasses.replace(
+            run,
+            optimizer=optimizer,
+            keep_zeros=name == "pairs",
+            schedule=ScheduleConfig(kind="linear", warmup=8, total=max(self.tokens // batch, 9)),
+        )
         torch.compiler.reset()
-        distil(DistilConfig(train=run, distil=DistilSettings(teacher=bench.teacher, **settings)))
+        distil(DistilConfig(train=run, distil=DistilSettings(teacher=self.bench.teacher, **settings)))
         folder = "quantised" if "quantise" in settings else "model"
-        return load_folder(os.path.join(run.out, folder), dtype=bench.dtype)
+        return load_folder(os.path.join(run.out, folder), dtype=self.bench.dtype)
 
-    def from_scratch(shape: ModelConfig) -> Transformer:
-        # Micro-batches as in recovery: what was compiled for it serves here.
-        run = bench.train_config(shape, "scratch", 4 * few, options.lr, options.step_tokens, micro=batch)
-        torch.compiler.reset()
+
+def optimizer_of(text: str) -> OptimizerConfig:
+    """Return the optimizer that `kind:lr` names."""
+    kind, rate = text.split(":")
+    return OptimizerConfig(kind=kind, lr=float(rate), weight_decay=0.1)
+
+
+def structured_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
+    """Remove 30% of the block parameters, correct, reconstruct, then distil with each of the optimizers."""
+    options, recovery = bench.options, Recovery(bench, trained_tokens)
+    calibration = compress.Calibration.of(bench.stream, samples=options.samples)
+
+    def smaller() -> Transformer:
+        tried = []
+        for shape in SMALLER[options.shape]:
+            made = compress.prune(model, shape, **data)
+            nats = calibration_loss(made, calibration, options.batch_tokens)
+            kept = sum(p.numel() for p in made.blocks.parameters()) / sum(p.numel() for p in model.blocks.parameters())
+            row = {"row": "compress: shape", **vars(shape), "block_parameters_kept": round(kept, 4)}
+            print(json.dumps({**row, "nats_per_token": round(nats, 5)}), flush=True)
+            tried.append((nats, len(tried), made))
+        return min(tried)[2]
+
+    pruned = bench.attempt(STRUCTURED, smaller)
+    if pruned is None:
+        return
+    config = pruned.config
+    Path(bench.work, "small.json").write_text(json.dumps([config.kv_heads, config.mlp_dim]))
+    fit: dict[str, Any] = {**data, "epochs": options.epochs, "batch_tokens": options.fit_tokens}
+    fitted = bench.attempt(FITTED, lambda: reconstruct(pruned, model, lr=options.fit_lr, **fit))
+    start = recovery.folder_of(fitted or pruned, "pruned")
+    for number, given in enumerate(options.recover.split(",")):
+        name = RECOVERED if not number else f"{RECOVERED}, {given}"
+        bench.attempt(
+            name,
+            lambda n=number, g=given: recovery.distilled(  # type: ignore[misc]
+                start, f"recovered{n}", optimizer_of(g), cross_entropy=options.recover_cross_entropy
+            ),
+        )
+    shape = compress.SmallerShape(kv_heads=config.kv_heads, mlp_dim=config.mlp_dim)
+    bench.attempt(UNCORRECTED, lambda: compress.prune(model, shape, correct=False, **data))
+
+
+def aware_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
+    """Quantisation-aware training of int4 from the dense model."""
+    options, recovery = bench.options, Recovery(bench, trained_tokens)
+    optimizer = optimizer_of(options.aware)
+    bench.attempt(AWARE, lambda: recovery.distilled(bench.teacher, "aware", optimizer, quantise="w4a16-g128"))
+
+
+def pair_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
+    """2:4 sparsity, reconstructed and distilled with its zeros kept."""
+    options, recovery = bench.options, Recovery(bench, trained_tokens)
+    fit: dict[str, Any] = {**data, "epochs": options.epochs, "batch_tokens": options.fit_tokens}
+    pairs = compress.prune(model, "2:4", method="sparsegpt", **data)
+    start = recovery.folder_of(reconstruct(pairs, model, in_place=True, **fit), "pairs-start")
+    optimizer = optimizer_of(options.recover.split(",")[0])
+    mix = options.recover_cross_entropy
+    bench.attempt(PAIRS_RECOVERED, lambda: recovery.distilled(start, "pairs", optimizer, cross_entropy=mix))
+
+
+def scratch_rows(bench: Bench, trained_tokens: int) -> None:
+    """The small shape from scratch on four times the tokens of recovery."""
+    options = bench.options
+    shape = SMALLER[options.shape][options.scratch_shape]
+    config = shape.config_of(bench.shape, kept_layers=list(range(bench.shape.layers)))
+
+    def train_it() -> Transformer:
+        run = bench.train_config(config, "scratch", int(0.2 * trained_tokens), options.lr, options.step_tokens)
         train(run)
         return load_folder(os.path.join(run.out, "model"), dtype=bench.dtype)
 
-    def folder_of(pruned: Transformer, name: str) -> str:
-        folder = os.path.join(bench.work, name)
-        save_folder(pruned, folder)
-        return folder
-
-    pruned = bench.attempt(STRUCTURED, lambda: compress.prune(model, SMALLER[options.shape], **data))
-    if pruned is not None:
-        kept = sum(p.numel() for p in pruned.blocks.parameters()) / sum(p.numel() for p in model.blocks.parameters())
-        print(json.dumps({"row": "compress: sizes", "block_parameters_kept": round(kept, 4)}), flush=True)
-        fit: dict[str, Any] = {**data, "epochs": options.epochs, "batch_tokens": options.fit_tokens}
-        fitted = bench.attempt(FITTED, lambda: reconstruct(pruned, model, **fit))
-        start = folder_of(fitted or pruned, "pruned")
-        mix = options.recover_cross_entropy
-        bench.attempt(RECOVERED, lambda: distilled(start, "recovered", options.recover_lr, cross_entropy=mix))
-        bench.attempt(SCRATCH, lambda: from_scratch(pruned.config))
-    bench.attempt(AWARE, lambda: distilled(bench.teacher, "aware", options.aware_lr, quantise="w4a16-g128"))
-    pairs = compress.prune(model, "2:4", method="sparsegpt", **data)
-    bench.attempt(PAIRS_RECOVERED, lambda: distilled(folder_of(pairs, "pairs-start"), "pairs", options.recover_lr))
+    bench.attempt(SCRATCH, train_it)
 
 
 def all_rows(bench: Bench) -> None:
     """Measure the rows of the parts asked for, in the order of their worth: a run cut short has the first ones."""
     options, parts = bench.options, bench.options.parts.split(",")
+    if "scratch" in parts:
+        scratch_rows(bench, options.train_tokens)
+        torch.compiler.reset()
+    if parts == ["scratch"]:
+        return
     if "train" in parts:
         about = train_base(bench)
         torch.compiler.reset()
@@ -268,19 +348,20 @@ def all_rows(bench: Bench) -> None:
         wait_for_base(bench)
         about = json.loads(Path(bench.work, "base.json").read_text())
     model = load_folder(bench.teacher, dtype=bench.dtype, device=bench.device)
+    bench.dense = None
     if "train" in parts:
         bench.score("dense", model, **about)
     else:
-        bench.score("dense, second process", model)
+        bench.score(f"dense, for {options.parts}", model)
     data: dict[str, Any] = {"data": bench.stream, "samples": options.samples, "batch_tokens": options.batch_tokens}
     if "quantise" in parts:
         four_bit_rows(bench, model, data)
+        eight_bit_rows(bench, model, data)
     if "prune" in parts:
         pruned_rows(bench, model, data)
-    if "quantise" in parts:
-        eight_bit_rows(bench, model, data)
-    if "recover" in parts:
-        recovered_rows(bench, model, data, about["train_tokens"])
+    for part, rows in (("recover", structured_rows), ("aware", aware_rows), ("pairs", pair_rows)):
+        if part in parts:
+            rows(bench, model, data, about["train_tokens"])
 
 
 def summary_of(bench: Bench) -> dict[str, Any]:
@@ -313,7 +394,11 @@ def summary_of(bench: Bench) -> dict[str, Any]:
             "wanda reconstructed over wanda": ratio("50% wanda, reconstructed", "50% wanda"),
             "2:4 reconstructed over 2:4": ratio("2:4 sparsegpt, reconstructed", PAIRS),
             "2:4 recovered over 2:4": ratio(PAIRS_RECOVERED, PAIRS),
+            "wanda over magnitude by layer": ratio("50% wanda", "50% magnitude, by layer"),
+            "sparsegpt over magnitude by layer": ratio("50% sparsegpt", "50% magnitude, by layer"),
+            "structured reconstructed over structured": ratio(FITTED, STRUCTURED),
             "structured recovered over structured": ratio(RECOVERED, STRUCTURED),
+            "structured recovered over structured, not corrected": ratio(RECOVERED, UNCORRECTED),
             "structured recovered over from scratch": ratio(RECOVERED, SCRATCH),
             "quantisation-aware over gptq": ratio(AWARE, "w4a16-g128 gptq"),
         },
@@ -376,11 +461,13 @@ def main() -> None:
     parser.add_argument("--recover-step-tokens", type=int, default=8192)
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--decay", type=float, default=1.0)
-    parser.add_argument("--aware-lr", type=float, default=1e-4)
+    parser.add_argument("--aware", default="adamw:1e-4", help="optimizer and rate of quantisation-aware training")
+    parser.add_argument("--fit-lr", type=float, default=2e-4, help="rate of reconstruction")
     parser.add_argument("--fit-tokens", type=int, default=8192, help="tokens of a step of reconstruction")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--recover-lr", type=float, default=6e-4)
+    parser.add_argument("--recover", default="adamw:6e-4,muon:1e-3", help="optimizers and rates of recovery")
+    parser.add_argument("--scratch-shape", type=int, default=0, help="which of the smaller shapes")
     parser.add_argument("--recover-cross-entropy", type=float, default=0.5)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is begun")

@@ -7,7 +7,7 @@ block, its statistics and one batch of activations, whatever the size of the mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -53,18 +53,6 @@ class Calibration(NamedTuple):
         return cls(torch.from_numpy(batch.inputs.astype("int64")), ids, origin)
 
 
-@contextmanager
-def _tensor_cores(dtype: torch.dtype) -> Iterator[None]:
-    """Multiply fp32 matrices on a GPU's tensor cores (TF32) if their values come from 16 bits, which TF32 holds."""
-    before = torch.get_float32_matmul_precision()
-    if dtype in (torch.bfloat16, torch.float16):
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 class LayerStatistics:
     """Sums over the inputs of a linear layer: their second moments, and the size of each channel."""
 
@@ -79,13 +67,17 @@ class LayerStatistics:
 
     def add(self, x: Tensor) -> None:
         """Add inputs of [..., columns]."""
-        flat = x.detach().flatten(0, -2).float()
+        flat = x.detach().flatten(0, -2)
         self.rows += len(flat)
-        with _tensor_cores(x.dtype):
+        if flat.is_cuda and flat.dtype in (torch.bfloat16, torch.float16):
+            # Products of 16-bit values are exact in fp32, in which the tensor cores add them up.
+            self.moments += torch.mm(flat.t(), flat, out_dtype=torch.float32)
+        else:
+            flat = flat.float()
             self.moments.addmm_(flat.t(), flat)
         size = flat.abs()
-        self.magnitudes += size.sum(dim=0)
-        self.largest = torch.maximum(self.largest, size.amax(dim=0))
+        self.magnitudes += size.sum(dim=0, dtype=torch.float32)
+        self.largest = torch.maximum(self.largest, size.amax(dim=0).float())
 
     @property
     def hessian(self) -> Tensor:
@@ -175,21 +167,33 @@ class BlockWalk:
             model.run(tokens.to(place), masks=masks)
         finally:
             model.blocks = real
-        self.states.append(next(iter(recorders.values())).hidden.cpu())
+        self.states.append(self._to_host(next(iter(recorders.values())).hidden))
         self._arguments.append({name: recorder.arguments for name, recorder in recorders.items()})
+
+    def _to_device(self, index: int) -> Tensor:
+        return self.states[index].to(self.device, non_blocking=True)
+
+    def _to_host(self, x: Tensor, buffer: Tensor | None = None) -> Tensor:
+        """Return a copy on the host, in `buffer` if it fits; in page-locked memory, which a GPU reads at full speed."""
+        if self.device.type != "cuda":
+            return x.cpu()
+        if buffer is None or buffer.shape != x.shape or buffer.dtype != x.dtype or not buffer.is_pinned():
+            buffer = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        # On the stream that also reads the buffer: copies keep their order.
+        return buffer.copy_(x, non_blocking=True)
 
     @torch.no_grad()
     def outputs(self, name: str, block: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the block's input and output for each batch of samples, on the device; the block is moved there."""
-        for index, state in enumerate(self.states):
-            yield state.to(self.device), self.output(name, block, index)
+        for index in range(len(self.states)):
+            yield self._to_device(index), self.output(name, block, index)
 
     def output(self, name: str, block: nn.Module, index: int) -> Tensor:
         """Return the block's output for one batch of samples, with gradients; the block is moved to the device."""
         block.to(self.device)
         self._batch = index
         moved = [_to(argument, self.device) for argument in self._arguments[index][name]]
-        out: Tensor = block(self.states[index].to(self.device), *moved)[0]
+        out: Tensor = block(self._to_device(index), *moved)[0]
         return out
 
     def statistics(self, name: str, block: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, LayerStatistics]:
@@ -258,7 +262,9 @@ class BlockWalk:
 
     def advance(self, name: str, block: nn.Module) -> None:
         """Replace the hidden states by the block's outputs."""
-        self.states = [out.cpu() for _, out in self.outputs(name, block)]
+        self.states = [self._to_host(out, self.states[i]) for i, (_, out) in enumerate(self.outputs(name, block))]
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # the host may read the states now
         for layer in self._reused:
             del layer.forward
         self._reused.clear()

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from piledriver.compress.scheme import Scheme
 from piledriver.compress.second_order import compensate
+from piledriver.kernels.column_loop import ColumnStep
 from piledriver.kernels.linear import QuantisedWeight, weight_grid
 
 _FP8_MAX = 448.0
@@ -16,13 +17,24 @@ class _RoundColumns:
     """Rounds columns to the grid of their group; the grid is fixed, or made when its first column is reached."""
 
     def __init__(self, weight: Tensor, scheme: Scheme, order: Tensor, *, static: bool) -> None:
-        self.scheme, self.order = scheme, order.tolist()
+        self.scheme = scheme
         self.grid = weight_grid(weight, scheme.weights, group=scheme.group, symmetric=scheme.symmetric)
         self.dtype, self.static = weight.dtype, static
         self.width = weight.shape[1] // self.grid.scales.shape[1]
+        self._group_of = order // self.width
         # [groups, rows] in fp32: what a column needs lies together.
         self._scales = self.grid.scales.float().t().contiguous()
         self._zeros = None if self.grid.zeros is None else self.grid.zeros.float().t().contiguous()
+
+    def step(self, place: int, columns: Tensor, factors: Tensor) -> ColumnStep | None:
+        """Return the grids of the columns, if they do not depend on the corrections."""
+        if not self.static or self.grid.kind == "fp8":
+            return None
+        groups = self._group_of[place : place + len(columns)]
+        low, high = (-127.0, 127.0) if self.grid.kind == "int8" else (-8.0, 7.0)
+        if self._zeros is None:
+            return ColumnStep(self._scales[groups], low=low, high=high)
+        return ColumnStep(self._scales[groups], self._zeros[groups], low=0.0, high=15.0)
 
     def prepare(self, place: int, columns: Tensor, factors: Tensor) -> None:
         """Make the grid of a group from its columns as corrected so far, unless grids are static."""
@@ -43,13 +55,11 @@ class _RoundColumns:
 
     def apply(self, place: int, column: Tensor, out: Tensor) -> None:
         """Write the nearest values of the grid: `WeightGrid.values` of its `codes`, in few operations."""
-        group = self.order[place] // self.width
+        group = int(self._group_of[place])
         scale = self._scales[group]
         steps = column / scale
         if self.grid.kind == "fp8":
             steps = steps.clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).float()
-        elif self.grid.kind == "int8":
-            steps.round_().clamp_(-127.0, 127.0)
         elif self._zeros is None:
             steps.round_().clamp_(-8.0, 7.0)
         else:

@@ -24,6 +24,7 @@ from piledriver.models.layers import Linear
 
 PruneMethod = Literal["magnitude", "wanda", "sparsegpt"]
 PRUNE_METHODS: tuple[PruneMethod, ...] = ("magnitude", "wanda", "sparsegpt")
+CompareWithin = Literal["row", "layer"]
 
 
 @torch.no_grad()
@@ -32,6 +33,7 @@ def prune(
     sparsity: float | str | SmallerShape | CompressionPlan = 0.5,
     *,
     method: PruneMethod = "wanda",
+    compare: CompareWithin = "row",
     data: Tensor | TokenStream | Calibration | None = None,
     samples: int = 128,
     cursor: Cursor | None = None,
@@ -48,7 +50,8 @@ def prune(
     `sparsity` is the share of each row (SparseGPT: of each 128 columns), or a pattern such as "2:4", which keeps 2 of
     every 4 consecutive weights. Magnitude removes small weights; Wanda small products of weight and input norm;
     SparseGPT also corrects the weights that stay. The last two calibrate on `data`, as `quantise` does, block by
-    block. `skip` holds patterns of layer names. The zeros are ordinary weights; training keeps them with
+    block. `compare="layer"` ranks all weights of a layer together (magnitude and Wanda), so that rows may lose
+    different shares. `skip` holds patterns of layer names. The zeros are ordinary weights; training keeps them with
     `TrainConfig.keep_zeros`.
 
     With a `SmallerShape`, or a plan that has one, whole layers, channels, groups of heads, neurons or experts are
@@ -85,6 +88,10 @@ def prune(
         raise UsageError(f"no method {method!r}", fix=f"choose from {', '.join(PRUNE_METHODS)}")
     if data is None and method != "magnitude":
         raise UsageError(f"method {method!r} needs calibration text", fix="give data=tokens, or a TokenStream")
+    if compare == "layer" and (pattern is not None or method == "sparsegpt"):
+        raise UsageError(
+            f"compare='layer' with {method} and sparsity {sparsity}", fix="use magnitude or wanda and a share"
+        )
     calibration = None if data is None else Calibration.of(data, samples=samples, cursor=cursor)
     model = model if in_place else copy.deepcopy(model)
     place = torch.device(device) if device is not None else model.output_weight().device
@@ -108,7 +115,7 @@ def prune(
                 del layers[key]
         known = {} if walk is None else walk.statistics(name, block, layers)
         for key, layer in layers.items():
-            layer.weight.copy_(_pruned(layer.weight, known.get(key), method, share, pattern, damping))
+            layer.weight.copy_(_pruned(layer.weight, known.get(key), method, share, pattern, compare, damping))
             zeros[f"blocks.{name}.{key}"] = float((layer.weight == 0).float().mean())
         if walk is not None:
             walk.advance(name, block)
@@ -120,6 +127,7 @@ def prune(
             "act": "prune",
             "method": method,
             "sparsity": sparsity,
+            "compare": compare,
             "calibration": None if walk is None or calibration is None else dict(calibration.origin),
             "zeros": zeros,
             "skipped": skipped,
@@ -148,11 +156,17 @@ def _pruned(
     method: PruneMethod,
     share: float,
     pattern: tuple[int, int] | None,
+    compare: CompareWithin,
     damping: float,
 ) -> Tensor:
     if method == "sparsegpt":
         assert statistics is not None
         return sparsegpt(weight, statistics.hessian, share, pattern=pattern, damping=damping)
     scores = importance(weight, None if statistics is None else statistics.hessian)
-    mask = smallest(scores, share) if pattern is None else smallest_of_each(scores, *pattern)
+    if pattern is not None:
+        mask = smallest_of_each(scores, *pattern)
+    elif compare == "layer":
+        mask = smallest(scores.reshape(1, -1), share).view_as(scores)
+    else:
+        mask = smallest(scores, share)
     return weight.masked_fill(mask, 0.0)

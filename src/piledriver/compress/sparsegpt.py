@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piledriver.compress.second_order import WIDTH, compensate
+from piledriver.compress.second_order import compensate
 from piledriver.core.errors import UsageError
+from piledriver.kernels.column_loop import ColumnStep
 
 
 def smallest(scores: Tensor, sparsity: float) -> Tensor:
@@ -38,26 +39,26 @@ class _RemoveColumns:
 
     def __init__(self, sparsity: float, pattern: tuple[int, int] | None) -> None:
         self.sparsity, self.pattern = sparsity, pattern
-        self.width = WIDTH if pattern is None else pattern[1]
         self.kept = torch.empty(0)
         self.first = 0
 
-    def prepare(self, place: int, columns: Tensor, factors: Tensor) -> None:
-        """Choose the weights to remove from the next columns."""
-        if place % self.width:
-            return
-        part = columns[: self.width]
-        scores = (part / factors[: self.width, None]).square().t()
+    def step(self, place: int, columns: Tensor, factors: Tensor) -> ColumnStep | None:
+        """Choose the weights to remove from a part of the columns; those of a pattern wait for the corrections."""
         if self.pattern is not None:
-            mask = smallest_of_each(scores, *self.pattern)
-        else:
-            # All rows of a part together: rows may differ in how many weights they lose.
-            count = round(scores.numel() * self.sparsity)
-            chosen = torch.argsort(scores.flatten(), stable=True)[:count]
-            flat = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
-            flat[chosen] = True
-            mask = flat.view_as(scores)
-        self.kept = (~mask).t().to(columns.dtype).contiguous()
+            return None
+        scores = (columns / factors[:, None]).square().t()
+        # All rows of a part together: rows may differ in how many weights they lose.
+        mask = smallest(scores.reshape(1, -1), self.sparsity).view_as(scores)
+        return ColumnStep(kept=(~mask).t().to(columns.dtype).contiguous())
+
+    def prepare(self, place: int, columns: Tensor, factors: Tensor) -> None:
+        """Choose the weights to remove from the next columns of a pattern."""
+        assert self.pattern is not None
+        width = self.pattern[1]
+        if place % width:
+            return
+        scores = (columns[:width] / factors[:width, None]).square().t()
+        self.kept = (~smallest_of_each(scores, *self.pattern)).t().to(columns.dtype).contiguous()
         self.first = place
 
     def apply(self, place: int, column: Tensor, out: Tensor) -> None:

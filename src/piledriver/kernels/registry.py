@@ -86,6 +86,10 @@ _BUILT_IN = {
         "triton": "piledriver.kernels.adamw.triton:TritonAdamW",
         "reference": "piledriver.kernels.adamw.reference:ReferenceAdamW",
     },
+    "column_loop": {
+        "triton": "piledriver.kernels.column_loop.triton:TritonColumnLoop",
+        "reference": "piledriver.kernels.column_loop.reference:ReferenceColumnLoop",
+    },
     "fp8": {
         "triton": "piledriver.kernels.fp8.triton:TritonFp8",
         "reference": "piledriver.kernels.fp8.reference:ReferenceFp8",

@@ -120,13 +120,15 @@ def layer_losses(model: Transformer, calibration: Calibration, *, batch_tokens: 
     try:
         for name in blocks:
             model.blocks = nn.ModuleDict({other: block for other, block in blocks.items() if other != name})
-            losses.append(_loss(model, calibration, batch_tokens))
+            losses.append(calibration_loss(model, calibration, batch_tokens))
     finally:
         model.blocks = blocks
     return losses
 
 
-def _loss(model: Transformer, calibration: Calibration, batch_tokens: int) -> float:
+@torch.no_grad()
+def calibration_loss(model: Transformer, calibration: Calibration, batch_tokens: int = 8192) -> float:
+    """Return the loss of a model on calibration text, in nats per token."""
     tokens, ids = calibration.tokens, calibration.document_ids
     place = model.output_weight().device
     rows = max(1, batch_tokens // tokens.shape[1])
