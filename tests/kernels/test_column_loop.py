@@ -61,8 +61,9 @@ def test_the_kernel_equals_the_loop_in_the_interpreter() -> None:
 class TestOnGpu:
     """The compiled kernel, on parts as wide as those of GPTQ."""
 
-    pytestmark = [*ON_GPU, pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")]
+    pytestmark = ON_GPU
 
+    @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
     @pytest.mark.parametrize("count", [24, 128])
     def test_the_kernel_equals_the_loop(self, count: int) -> None:
         """All kinds of steps."""
