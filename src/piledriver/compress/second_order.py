@@ -102,4 +102,5 @@ def inverse_factor(hessian: Tensor) -> Tensor:
     if int(failed):
         raise UsageError("the Hessian of the calibration inputs is not positive definite", fix="raise damping")
     identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-    return torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1)
+    inverse: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
+    return inverse.flip(0, 1)
