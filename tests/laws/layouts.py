@@ -7,10 +7,11 @@ on from there. To run some of them: LAYOUTS="zero3 zero3-plain" pytest tests/law
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
-from piledriver.engine import Layout
+from piledriver.engine import Layout, Offload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,13 @@ ROWS += [
     Row(name="zero1-fp16", layout=Layout(zero=1, precision="fp16"), loss=5e-3, weight=2e-2, moves=False),
     Row(name="zero2-pure", layout=Layout(zero=2, precision="bf16-pure"), loss=2e-2, weight=5e-2),
     Row(name="zero3-pure", layout=Layout(zero=3, precision="bf16-pure"), loss=2e-2, weight=5e-2),
+]
+
+# Everything on disk. With ep the experts of a rank are a shard group of their own rank alone.
+ON_DISK = Offload(optimizer="disk", parameters="disk", folder=tempfile.gettempdir(), buffer_bytes=1 << 16)
+ROWS += [
+    Row(name="cp-zero1-disk", layout=Layout(cp=2, zero=1, offload=ON_DISK)),
+    Row(name="ep-zero3-disk", layout=Layout(ep=2, zero=3, activations="full", offload=ON_DISK), model="moe"),
 ]
 
 ROWS += [

@@ -68,7 +68,7 @@ def apply(
         from piledriver.engine.meta_init import materialise_shards
 
         home = torch.device("cpu") if layout.streams_parameters else device
-        materialise_shards(model, plan, home, weights, allocate=parameter_allocator(model, mesh))
+        materialise_shards(model, plan, device, weights, home=home, allocate=parameter_allocator(model, mesh))
     reducer = attach_reducer(model, mesh, options.ddp)
     model = sync_buffers(model, mesh)
     model = apply_offload(model, mesh, device)

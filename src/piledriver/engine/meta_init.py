@@ -42,12 +42,15 @@ def materialise_shards(
     device: torch.device,
     weights: int | Callable[[nn.Module], None],
     *,
+    home: torch.device | None = None,
     allocate: Callable[[Tensor], Tensor | None] | None = None,
 ) -> None:
     """Allocate a model's local shards and fill them: by seed, or by the function `weights`.
 
-    `allocate` may return memory for a tensor, where its tier is not the device.
+    `home` is where they are allocated, by default on `device`, whose generator draws: a model starts with the same
+    weights wherever they wait. `allocate` may return memory for a tensor, where its tier is neither.
     """
+    home = device if home is None else home
     if allocate is not None:
         tied: dict[int, Tensor] = {}
         for module in model.modules():
@@ -56,13 +59,13 @@ def materialise_shards(
                     tied[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
                 if parameter is not None and id(parameter) in tied:
                     module._parameters[name] = tied[id(parameter)]  # type: ignore[assignment]
-        model._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)  # type: ignore[no-untyped-call]
+        model._apply(lambda one: torch.empty_like(one, device=home) if one.is_meta else one)  # type: ignore[no-untyped-call]
     else:
-        model.to_empty(device=device)
+        model.to_empty(device=home)
     if not isinstance(weights, int):
         weights(model)
     elif isinstance(model, Transformer):
-        initialise(model, weights)
+        initialise(model, weights, draw_on=device)
     else:
         for name, module in recipe.modules.items():
             _reset(model.get_submodule(name), module, name, device, weights)
@@ -93,6 +96,7 @@ def _reset(target: nn.Module, recipe: nn.Module, name: str, device: torch.device
             into = wanted.get(key)
             if value is not None and into is not None:
                 put(into, value)
+    recipe.to("meta")  # whole modules do not pile up
 
 
 @torch.no_grad()

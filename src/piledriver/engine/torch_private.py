@@ -113,15 +113,26 @@ def fsdp_groups_in(module: nn.Module) -> list[Any]:
 
 
 def around_unshard(group: Any, around: Any) -> None:
-    """Enter `around(async_op)` around every all-gather of a group of `fully_shard`."""
-    original = type(group).unshard
+    """Enter `around(async_op)` around every read of the shards of a group of `fully_shard`: its all-gathers.
+
+    A group of one rank does not communicate: it copies its shards when it waits for the all-gather.
+    """
+    kind = type(group)
 
     def unshard(async_op: bool = False) -> None:
         if group._all_gather_result is None and not group.is_unsharded:
             with around(async_op):
-                original(group, async_op)
+                kind.unshard(group, async_op)
 
-    group.unshard = unshard
+    def wait_for_unshard() -> None:
+        if group._all_gather_result is not None:
+            with around(False):
+                kind.wait_for_unshard(group)
+
+    if gathers_alone(group):
+        group.wait_for_unshard = wait_for_unshard
+    else:
+        group.unshard = unshard
     for one in group.fsdp_params:
         # What the first forward would do; it would also take the empty parameter for the memory to gather from.
         one._init_extensions()
@@ -130,7 +141,13 @@ def around_unshard(group: Any, around: Any) -> None:
 
 def undo_around_unshard(group: Any) -> None:
     """Undo `around_unshard`."""
-    del group.unshard
+    for name in ("unshard", "wait_for_unshard"):
+        group.__dict__.pop(name, None)
+
+
+def gathers_alone(group: Any) -> bool:
+    """Return whether a group of `fully_shard` shards over one rank."""
+    return not hasattr(group.mesh_info, "shard_process_group") or group._all_gather_process_group.size() == 1
 
 
 def is_before_backward(group: Any) -> bool:
@@ -140,6 +157,8 @@ def is_before_backward(group: Any) -> bool:
 
 def all_gather_stream(group: Any, async_op: bool) -> Any:
     """Return the CUDA stream that reads the shards of a group of `fully_shard`."""
+    if gathers_alone(group):
+        return torch.cuda.current_stream(group.device)
     return group.comm_ctx.get_all_gather_streams(async_op, group._training_state)[0]
 
 

@@ -62,8 +62,9 @@ def initialise(model: nn.Module, seed: int = 0, *, draw_on: torch.device | None 
             key = Stream(seed, "initialise", name).below(2**63, 0)
             std = initial_std(config, name)
             constant = _constant(config, name) if std is None else None
-            job = partial(_set, parameter, std, constant, key, draw_on or parameter.device)
-            if parameter.device.type == "cpu" and not isinstance(parameter, DTensor):
+            draws = draw_on or parameter.device
+            job = partial(_set, parameter, std, constant, key, draws)
+            if parameter.device.type == draws.type == "cpu" and not isinstance(parameter, DTensor):
                 drawn.append(pool.submit(job))
             else:
                 job()

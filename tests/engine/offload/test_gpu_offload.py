@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from piledriver.engine.activations import apply_activation_checkpointing
 from piledriver.engine.activations import offload as activations_offload
+from piledriver.engine.apply import apply
 from piledriver.engine.compile import apply_compile, compile_report
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
@@ -193,3 +194,18 @@ def test_blocks_that_step_in_the_backward_on_a_gpu(tmp_path: Path) -> None:
         torch.manual_seed(0)
         found.append(run(Layout(precision="bf16", compile=False, offload=offload), clips=False)[0])  # type: ignore[arg-type]
     assert found[1:] == [found[0]] * 4
+
+
+def test_a_model_made_without_memory_starts_alike_in_every_tier(tmp_path: Path) -> None:
+    found = []
+    for offload in ("optimizer", "parameters", Offload(optimizer="disk", parameters="disk", folder=str(tmp_path))):
+        layout = Layout(precision="bf16", compile=False, offload=offload)  # type: ignore[arg-type]
+        with torch.device("meta"):
+            model: nn.Module = Transformer(ModelConfig(vocab_size=64, dim=64, layers=2, heads=2, tied=True))
+        model = apply(model, make_mesh(layout, "cuda"), device=CUDA)
+        tokens = torch.arange(32, device=CUDA)[None]
+        sums = model(tokens[:, :-1], targets=tokens[:, 1:])
+        found.append(({name: value.cpu() for name, value in model.state_dict().items()}, sums.total.item()))
+    for state, loss in found[1:]:
+        assert loss == found[0][1]
+        assert all(torch.equal(state[name], value) for name, value in found[0][0].items())

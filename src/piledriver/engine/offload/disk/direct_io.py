@@ -171,6 +171,7 @@ class DirectIO:
     def close(self) -> None:
         """Finish what is queued and end the threads."""
         self._threads.shutdown()
+        self._staging.close()
 
     def _pieces(self, offset: int, target: Tensor) -> list[tuple[int, Tensor]]:
         flat = target.detach().view(-1).view(torch.uint8)

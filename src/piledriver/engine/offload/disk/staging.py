@@ -5,13 +5,18 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
+from collections import defaultdict, deque
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from piledriver.engine.offload.disk.host_buffer import PAGE_BYTES, HostBuffer, whole_pages
 from piledriver.engine.offload.disk.opened_file import OpenedFile
+
+# Pinned buffers of pools that are closed, by size: pinning memory costs more than a read of as many bytes.
+_pinned: dict[int, deque[HostBuffer]] = defaultdict(partial(deque, maxlen=16))
 
 
 class StagingBuffers:
@@ -67,8 +72,19 @@ class StagingBuffers:
             make, self._left = self._left > 0, self._left - 1
         if not make:
             return self._free.get()
+        with suppress(IndexError):
+            return _pinned[self.nbytes].pop(), None
         # Pieces that start within a page end within another one.
         return HostBuffer(self.nbytes + 2 * PAGE_BYTES), None
+
+    def close(self) -> None:
+        """Leave pinned buffers, none of which is in use, to later pools of this process."""
+        with suppress(queue.Empty):
+            while torch.cuda.is_available():
+                buffer, copied = self._free.get_nowait()
+                if copied is not None:
+                    copied.synchronize()
+                _pinned[self.nbytes].append(buffer)
 
 
 def _borrowed(tensor: Tensor, nbytes: int) -> memoryview:
