@@ -129,9 +129,15 @@ ROWS += [
     Row(name="zero3-pure", layout=Layout(zero=3, precision="bf16-pure"), loss=2e-2, weight=5e-2),
 ]
 
-# Everything on disk. With ep the experts of a rank are a shard group of their own rank alone.
+# Masters and states of each stage in files, then everything. With ep the experts of a rank are a shard group alone.
 ON_DISK = Offload(optimizer="disk", parameters="disk", folder=tempfile.gettempdir(), buffer_bytes=1 << 16)
 ROWS += [
+    Row(
+        name="pp-disk",
+        layout=Layout(pp=2, microbatches=2, offload=Offload(optimizer="disk", folder=tempfile.gettempdir())),
+        model="tied",
+        accumulate=2,
+    ),
     Row(name="cp-zero1-disk", layout=Layout(cp=2, zero=1, offload=ON_DISK)),
     Row(name="ep-zero3-disk", layout=Layout(ep=2, zero=3, activations="full", offload=ON_DISK), model="moe"),
 ]

@@ -106,14 +106,16 @@ def apply_optimizer(optimizer: torch.optim.Optimizer, mesh: Mesh, parameters: Pa
     from piledriver.engine.optimizer.stochastic_rounding import round_stochastically
 
     _check_full_parameters(optimizer, mesh)
-    if layout.zero in (1, 2) and not mesh.alone:
-        shard_states(optimizer, mesh)
     if layout.offloads:
-        from piledriver.engine.offload.apply import offload_optimizer
+        from piledriver.engine.offload.apply import holds_rows, offload_optimizer
 
+        if holds_rows(mesh):
+            shard_states(optimizer, mesh)
         if offload_optimizer(optimizer):
             # Its stand-ins are local fp32 tensors already.
             return
+    elif layout.zero in (1, 2) and not mesh.alone:
+        shard_states(optimizer, mesh)
     if layout.has_bf16_weights:
         round_stochastically(optimizer)
     else:

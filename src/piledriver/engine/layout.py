@@ -176,10 +176,16 @@ class Layout:
             raise LayoutError(f"{self.schedule} needs 2 or more stages a rank", fix="raise it, or use schedule 1f1b")
         if self.schedule in ("gpipe", "1f1b") and stages not in (None, 1):
             raise LayoutError(f"{self.schedule} holds 1 stage a rank, not {stages}", fix="use interleaved-1f1b")
-        if self.offloads:
-            # Gradients move to the host in the backward; a schedule accumulates several, and tied weights later.
+        if self.streams_parameters or (self.offloads and self.tiers.gradients == "step"):
+            # Micro-batches pass a block in both directions at once, and a gradient is complete after the last of them.
             raise LayoutError(
-                f"offload {self.offload!r} with pp {self.pp}", fix="use pp=1, or more processes and zero=3"
+                f"offload {self.offload!r} with pp {self.pp}: a schedule uses every block of a stage again and again",
+                fix="keep parameters on the device and gradients on the host or disk, or use pp=1 and zero=3",
+            )
+        if self.offloads and self.schedule in SPLIT_BACKWARD:
+            raise LayoutError(
+                f"offload {self.offload!r} with {self.schedule}, whose weight gradients come outside of a backward",
+                fix="use schedule 1f1b or interleaved-1f1b",
             )
         if self.compile and self.schedule in SPLIT_BACKWARD:
             raise LayoutError(
@@ -253,7 +259,7 @@ class Layout:
 
     def _check_offload(self, world_size: int) -> None:
         tiers, on = self.tiers, f"on {world_size} processes"
-        if self.zero == 0:
+        if self.zero == 0 and world_size > self.pp:
             raise LayoutError(
                 f"offload={self.offload!r} with zero 0 {on} keeps a copy on each", fix="use zero=1, 2 or 3"
             )

@@ -91,11 +91,11 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     from piledriver.engine.offload import offloaded
 
     known, made = state_of(model), offloaded(model)
-    if made is not None and known is not None and known.reducer is None and _sharded(model) is None:
-        with _set(made.gradients, accumulates=True):
-            yield
-    elif known is not None and known.pipeline is not None:
+    if known is not None and known.pipeline is not None:
         with _set(model.forward, syncs=False):
+            yield
+    elif made is not None and known is not None and known.reducer is None and _sharded(model) is None:
+        with _set(made.gradients, accumulates=True):
             yield
     elif known is not None and known.reducer is not None:
         with known.reducer.off():

@@ -101,6 +101,7 @@ def process(rank: int, folder: str) -> None:
             undo_offload(runs[tiers.index(target)][0])
             assert runs[tiers.index(target)][0](torch.ones(1, 24)).isfinite().all()
     parameters_on_disk(rank, on_disk)
+    stages_on_disk(on_disk)
     stepped, plain = (make(Layout(zero=3, offload=one)) for one in (Offload(**on_disk, gradients="step"), "optimizer"))
     assert train(stepped, range(2), rank, clip=False) == train(plain, range(2), rank, clip=False)
 
@@ -157,6 +158,24 @@ def parameters_on_disk(rank: int, on_disk: dict[str, Any]) -> None:
         assert ours == theirs, (zero, precision, options)
         for mine, other in zip(values((*made[1], None)), values((*made[0], None)), strict=True):
             assert torch.equal(torch.as_tensor(mine), torch.as_tensor(other)), (zero, precision, options)
+
+
+def stages_on_disk(on_disk: dict[str, Any]) -> None:
+    """Masters and states of a pipeline's stages, tied weights among them, train alike wherever they wait."""
+    adamw = partial(torch.optim.AdamW, lr=1e-2, fused=True)
+    for precision, tiers in (
+        ("fp32", ["none", "optimizer", Offload(**on_disk, optimizer_share=0.5)]),
+        ("bf16", ["optimizer", Offload(**on_disk, gradients="disk")]),
+    ):
+        made = [
+            transformer(Layout(pp=2, microbatches=2, precision=precision, offload=one, compile=False), adamw)  # type: ignore[arg-type]
+            for one in tiers
+        ]
+        losses = [losses_of(one, 0, scaled=False) for one in made]
+        assert all(one == losses[0] for one in losses), (precision, losses)
+        for one in made[1:]:
+            for ours, theirs in zip(values((*one, None)), values((*made[0], None)), strict=True):
+                assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs)), precision
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ class Offloaded:
 
     def __init__(self, model: nn.Module, layout: Layout, device: torch.device, axis: DeviceMesh | None = None) -> None:
         dtype = compute_dtype(layout) if layout.precision != "fp16" else None
-        self.tiers, self.axis = layout.tiers, axis
+        self.tiers, self.axis, self.dtype = layout.tiers, axis, dtype
         blocks = list(blocks_of(model).values()) if layout.streams_parameters else []
         streamed = {parameter for block in streamed_parameters(blocks) for parameter in block}
         places = Places(model, self.tiers, streamed, compute_dtype=dtype, has_all_rows=axis is None)
@@ -164,6 +164,11 @@ def offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=device_type != "cpu")
 
 
+def holds_rows(mesh: Mesh) -> bool:
+    """Return whether ranks hold the masters of the rows that they step on (zero 1 and 2 with data parallelism)."""
+    return mesh.layout.zero in (1, 2) and not mesh.alone and mesh.reduce_size > 1
+
+
 def streams_shards(layout: Layout) -> bool:
     """Return whether shards of zero 3 are streamed by `ShardStream`; torch's policy only knows masters on the host."""
     return layout.tiers.parameters == "disk" or (layout.streams_parameters and layout.tiers.steps_by_block)
@@ -172,7 +177,7 @@ def streams_shards(layout: Layout) -> bool:
 def offload_weights(model: nn.Module, mesh: Mesh, device: torch.device) -> nn.Module:
     """Move a model's master weights (and weights) to their tier, in place. Before its optimizers are offloaded."""
     layout = mesh.layout
-    by_rows = layout.zero in (1, 2) and not mesh.alone
+    by_rows = holds_rows(mesh)
     is_sharded = not by_rows and any(isinstance(p, DTensor) for p in model.parameters())
     if layout.streams_parameters and is_sharded and not streams_shards(layout):
         # `offload_policy` keeps the sharded parameters on the host.

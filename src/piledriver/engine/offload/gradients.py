@@ -42,11 +42,22 @@ class GradientStream:
 
     def _leave(self, parameter: nn.Parameter) -> None:
         backward = current_backward()
-        if backward != self._backward:
+        # A pipeline schedule reduces shards after its last backward, and calls `collect`.
+        if backward not in (self._backward, -1):
             # Also after a failed backward, whose final callback never ran.
             self.settle()
             self._backward = backward
             Variable._execution_engine.queue_callback(self.settle)
+        self._send(parameter)
+
+    def collect(self) -> None:
+        """Send gradients that were set outside of a backward (of tied weights, by another stage), and settle."""
+        for parameter in self._masters if self.handles else ():
+            if parameter.grad is not None:
+                self._send(parameter)
+        self.settle()
+
+    def _send(self, parameter: nn.Parameter) -> None:
         gradient = local_gradient(parameter)
         parameter.grad = None
         staged, arrived = self._copy(gradient)

@@ -20,6 +20,7 @@ from piledriver.engine.faults.lost_ranks import report_lost_ranks
 from piledriver.engine.faults.same_batch import check_same_batch
 from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.engine.mesh import Mesh
+from piledriver.engine.offload import offloaded
 from piledriver.engine.pipeline_parallel.forward_only import Forward, run_forward
 from piledriver.engine.pipeline_parallel.infer_shapes import Meta, StageOutOfMemoryError, find_shapes
 from piledriver.engine.pipeline_parallel.losses import Losses, LossFunction, TokenLosses
@@ -55,6 +56,8 @@ class Pipeline:
         self.microbatches = microbatches_of(self.layout)
         self.tied = TiedWeightSync(model, self.stages, mesh, self.layout)
         self.tied.materialise(device)
+        if (home := offloaded(model)) is not None:
+            self.tied.cast(home.dtype)
         if self.layout.schedule in SPLIT_BACKWARD:
             _keep_gathered(self.stages.values())
         self.rank_of = [rank_of_stage(self.layout, stage) for stage in range(self.layout.stages)]
@@ -83,7 +86,7 @@ class Pipeline:
             # A batch without targets leaves no gradient instead of NaN.
             losses.divide_by(losses.weight.clamp(min=1.0) if divisor is None else divisor, scale)
             if not self._window_open:
-                self.tied.send_weights()
+                self._send_weights()
             schedule = self._schedule(losses)
             with self._in_step():
                 self._window_open = not sync
@@ -93,6 +96,8 @@ class Pipeline:
                     self.tied.return_gradients()
                     if reducer is not None:
                         reducer.synchronise()
+                    if (home := offloaded(self.model)) is not None:
+                        home.gradients.collect()
                 return losses.all_reduce(self.mesh)
 
     @torch.no_grad()
@@ -108,7 +113,7 @@ class Pipeline:
         self._check_in_step()
         with report_lost_ranks("a pipeline's evaluation", self.mesh.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
-            self.tied.send_weights()
+            self._send_weights()
             self._shapes(losses)
             with self._in_step():
                 self._forward(losses)
@@ -126,11 +131,17 @@ class Pipeline:
         with report_lost_ranks("a pipeline's evaluation", group):
             self._copy_settings()
             losses = TokenLosses(split_microbatches(inputs, targets, context, self.microbatches), targets, self.device)
-            self.tied.send_weights()
+            self._send_weights()
             self._shapes(losses)
             with self._in_step():
                 self._forward(losses)
                 return losses.all_reduce(group)
+
+    def _send_weights(self) -> None:
+        """Send master weights that were loaded to the device, and tied weights to the last stage."""
+        if (home := offloaded(self.model)) is not None:
+            home.send(only_stale=True)
+        self.tied.send_weights()
 
     def _check_in_step(self) -> None:
         if self._failure is not None:

@@ -40,6 +40,13 @@ class TiedWeightSync:
             if any(parameter.is_meta for parameter in module.parameters()):
                 module.to_empty(device=device)
 
+    def cast(self, dtype: torch.dtype | None) -> None:
+        """Hold the copies in the dtype of weights whose fp32 masters are offloaded; None: as they are."""
+        for module in self.borrowed:
+            weight: Any = module.weight
+            if dtype is not None and not isinstance(weight, DTensor):
+                weight.data = weight.data.to(dtype)
+
     @torch.no_grad()
     def send_weights(self) -> None:
         """Send the weights to the last stage."""
