@@ -286,7 +286,7 @@ def one(name: str, *, kernels: bool = False) -> dict[str, Any]:
     if row not in PEERS:
         report = compile_report()
         about |= {"graphs": report.graphs, "breaks": sum(report.breaks.values())}
-        about |= {"recompiles": sum(report.recompiles.values())}
+        about |= {"recompiles": sum(report.recompiles.values()), "why": [*report.breaks, *report.recompiles]}
     return {**numbers, **about}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -122,9 +123,12 @@ def test_breaks_and_recompiles_are_counted_with_their_reasons() -> None:
     report = compile_report()
     assert sum(report.breaks.values()) >= 1
     assert "breaks (" in str(report)
+    assert any(re.search(r" in forward \(test_compiling\.py:\d+\)$", reason) for reason in report.breaks), report
     assert not report.recompiles
     model.double()(torch.ones(2, 4, dtype=torch.float64))
-    assert sum(compile_report().recompiles.values()) >= 1
+    again = compile_report().recompiles
+    assert sum(again.values()) >= 1
+    assert all(re.match(r"\w+ \([\w.]+:\d+\): \w", reason) for reason in again), again
 
 
 class Counts(nn.Module):

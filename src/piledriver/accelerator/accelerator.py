@@ -321,7 +321,8 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         """Print and return which operators of a prepared model were replaced where, what was left, and why."""
         from piledriver.engine.fused.report import fuse_report
 
-        report = fuse_report(model)
+        prepared = any(model is known for known in self._models)
+        report = fuse_report(model, self._prepared.mesh.layout if prepared else None)
         if self.world.is_main:
             print(report)
         return report

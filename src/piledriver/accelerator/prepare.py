@@ -109,8 +109,8 @@ def suggest_layout(model: nn.Module) -> None:
 
     if (gains := gains_of(model)) is not None:
         _log.warning(
-            "%s trains as it is. With Accelerator(layout=Layout(precision='bf16')), from piledriver.engine import "
-            "Layout: %s",
+            "%s trains as it is. To %s: from piledriver.engine import Layout; "
+            "accelerator = Accelerator(layout=Layout(precision='bf16'))",
             type(model).__name__,
             gains,
         )

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
+import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -151,9 +154,9 @@ class CompileReport:
     graphs: int = 0
     """Distinct graphs captured."""
     breaks: dict[str, int] = field(default_factory=dict)
-    """Why a graph ended before its function did: reason to count."""
+    """Why and where a graph ended before its function did: reason to count."""
     recompiles: dict[str, int] = field(default_factory=dict)
-    """Why a function was compiled again: reason to count."""
+    """Which function was compiled again and why: reason to count."""
 
     def __str__(self) -> str:
         return (
@@ -170,15 +173,22 @@ def compile_report() -> CompileReport:
     """
     from torch._dynamo import utils
 
-    recompiles: dict[str, int] = {}
+    recompiles: Counter[str] = Counter()
     for metrics in utils.get_compilation_metrics():
         if metrics.recompile_reason:
-            reason = _first_line(metrics.recompile_reason)
-            recompiles[reason] = recompiles.get(reason, 0) + 1
-    breaks: dict[str, int] = {}
+            where = f"{metrics.co_name} ({_place(metrics.co_filename, metrics.co_firstlineno)})"
+            # torch puts the numbers of the function and its graph before a reason, and the guarded line after it.
+            reason = re.sub(r"^[0-9/]+: |\s+# .*", "", _first_line(metrics.recompile_reason))
+            recompiles[f"{where}: {reason}"] += 1
+    places: dict[str, str] = {}
+    for one in utils.graph_break_reasons:
+        if one.user_stack:
+            frame = one.user_stack[-1]
+            places[_first_line(one.reason)] = f" in {frame.name} ({_place(frame.filename, frame.lineno)})"
+    breaks: Counter[str] = Counter()
     for reason, count in utils.counters["graph_break"].items():
-        breaks[_first_line(reason)] = breaks.get(_first_line(reason), 0) + count
-    return CompileReport(utils.counters["stats"]["unique_graphs"], breaks, recompiles)
+        breaks[_first_line(reason) + places.get(_first_line(reason), "")] += count
+    return CompileReport(utils.counters["stats"]["unique_graphs"], dict(breaks), dict(recompiles))
 
 
 def reset_compiler() -> None:
@@ -187,11 +197,16 @@ def reset_compiler() -> None:
 
     reset()
     utils.counters.clear()
+    utils.graph_break_reasons.clear()
     utils.clear_compilation_metrics()
 
 
 def _first_line(reason: str) -> str:
     return next((line.strip() for line in reason.splitlines() if line.strip()), "unknown")
+
+
+def _place(filename: str | None, line: int | None) -> str:
+    return f"{os.path.basename(filename or 'unknown')}:{line}"
 
 
 def _reasons(reasons: dict[str, int]) -> str:

@@ -1,6 +1,7 @@
 """Tiny models of `transformers`, one for each architecture that people bring, and a batch for each.
 
-python -m tests.engine.fused.catalogue         # graphs, breaks and recompiles of every architecture, block by block
+python -m tests.engine.fused.catalogue              # what compiling and 50 fused steps do to every architecture
+python -m tests.engine.fused.catalogue llama t5     # to some
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from tests.models.interchange.cases import CASES
 
 VOCABULARY = 96
 Build = Callable[[], nn.Module]
@@ -40,7 +43,21 @@ _NO_DROPOUT: dict[str, Any] = {
     "activation_dropout": 0.0,
     "hidden_dropout": 0.0,
     "layerdrop": 0.0,
+    "attention_probs_dropout": 0.0,
+    "classifier_dropout": 0.0,
+    "drop_path_rate": 0.0,
+    "embedding_dropout": 0.0,
+    "mlp_dropout": 0.0,
 }
+_T5: dict[str, Any] = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
+_IMAGE: dict[str, Any] = {"image_size": 8, "patch_size": 4, "num_channels": 3}
 _SIDES = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in (("layers", 2), ("ffn_dim", 48))}
 _SIDES |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 
@@ -81,27 +98,54 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     ),
 }
-OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+FURTHER = (
+    "gpt-neo",
+    "bigcode-mqa",
+    "qwen2-moe",
+    "deepseek-v2",
+    "deepseek-v3",
+    "llama4",
+    "ministral",
+    "olmo3",
+    "cohere2",
+    "granite-moe",
+    "granite-moe-shared",
+    "glm",
+    "glm4-moe",
+    "nemotron",
+    "exaone4",
+    "arcee",
+    "apertus",
+)
+"""The other families that we read, each by one config of `tests.models.interchange.cases`."""
+CAUSAL |= {name: CASES[name] for name in FURTHER}
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", {}),
     "roberta": ("RobertaForMaskedLM", {}),
-    "t5": (
-        "T5ForConditionalGeneration",
-        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+    "xlm-roberta": ("XLMRobertaForMaskedLM", {}),
+    "distilbert": ("DistilBertForMaskedLM", {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}),
+    "electra": ("ElectraForMaskedLM", {"embedding_size": 32}),
+    "mpnet": ("MPNetForMaskedLM", {}),
+    "deberta-v2": ("DebertaV2ForMaskedLM", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "modernbert": ("ModernBertForMaskedLM", {"local_attention": 8, "cls_token_id": 1, "sep_token_id": 2}),
+}
+IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("ViTForImageClassification", _IMAGE),
+    "dinov2": ("Dinov2ForImageClassification", _IMAGE),
+    "swin": (
+        "SwinForImageClassification",
+        {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2},
     ),
-    "t5-gated": (
-        "T5ForConditionalGeneration",
-        {
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 48,
-            "num_layers": 2,
-            "num_heads": 4,
-            "decoder_start_token_id": 0,
-            "feed_forward_proj": "gated-gelu",
-        },
-    ),
+}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    **ENCODERS,
+    **IMAGES,
+    "t5": ("T5ForConditionalGeneration", _T5),
+    "t5-gated": ("T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu"}),
+    "mt5": ("MT5ForConditionalGeneration", _T5),
     "bart": ("BartForConditionalGeneration", {"d_model": 32, "decoder_start_token_id": 2, **_SIDES}),
-    "vit": ("ViTForImageClassification", {"image_size": 8, "patch_size": 4, "num_channels": 3}),
+    "marian": ("MarianMTModel", {"d_model": 32, "decoder_start_token_id": 2, **_SIDES}),
+    "pegasus": ("PegasusForConditionalGeneration", {"d_model": 32, "decoder_start_token_id": 2, **_SIDES}),
     "whisper": (
         "WhisperForConditionalGeneration",
         {
@@ -123,38 +167,46 @@ def build(name: str, **changes: Any) -> nn.Module:
 
     transformers.logging.set_verbosity_error()
     class_name, settings = ALL[name]
-    kind: Any = getattr(transformers, class_name)
-    config_class: Any = kind.config_class
-    known = set(vars(config_class())) | set(getattr(config_class, "attribute_map", {}))
-    given = {key: value for key, value in {**_SMALL, **_NO_DROPOUT}.items() if key in known}
-    for key, value in getattr(config_class, "attribute_map", {}).items():
-        if key in given and value in settings:
-            del given[key]
     torch.manual_seed(0)
-    model: nn.Module = kind(config_class(**{**given, **settings, **changes}))
+    if name in FURTHER:
+        known = vars(transformers.AutoConfig.for_model(class_name))
+        given = {**settings, **{key: value for key, value in _NO_DROPOUT.items() if key in known}, **changes}
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(class_name, **given)
+        )
+    else:
+        kind: Any = getattr(transformers, class_name)
+        model = kind(kind.config_class(**{**_known_settings(kind.config_class, settings), **settings, **changes}))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model.train()
 
 
+def _known_settings(config_class: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the small sizes and dropouts that a config has, under names that `settings` do not give."""
+    renamed = getattr(config_class, "attribute_map", {})
+    known = set(vars(config_class())) | set(renamed)
+    given = {key: value for key, value in {**_SMALL, **_NO_DROPOUT}.items() if key in known}
+    return {key: value for key, value in given.items() if renamed.get(key) not in settings}
+
+
 def batch(name: str, rows: int = 2, length: int = 16, seed: int = 0) -> dict[str, Tensor]:
     """Return arguments of a call with labels."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, VOCABULARY, (rows, length), generator=generator)
-    if name == "vit":
+    if name in IMAGES:
+        size = IMAGES[name][1]["image_size"]
         return {
-            "pixel_values": torch.randn(rows, 3, 8, 8, generator=generator),
+            "pixel_values": torch.randn(rows, 3, size, size, generator=generator),
             "labels": torch.tensor([0, 1][:rows]),
         }
     labels = tokens.clone()
     labels[0, :3] = -100
     if name == "whisper":
         return {"input_features": torch.randn(rows, 8, 16, generator=generator), "labels": labels}
-    if name in CAUSAL or name in ("bert", "roberta"):
-        extra = {} if name in ("bert", "roberta") else {"use_cache": False}
-        return {"input_ids": tokens, "labels": labels, **extra}  # type: ignore[dict-item]
-    return {"input_ids": tokens, "labels": labels, "use_cache": False}  # type: ignore[dict-item]
+    cache = {} if name in ENCODERS else {"use_cache": False}
+    return {"input_ids": tokens, "labels": labels, **cache}  # type: ignore[dict-item]
 
 
 def graphs_of(name: str, lengths: tuple[int, ...], **layout: Any) -> list[int]:
@@ -175,9 +227,45 @@ def graphs_of(name: str, lengths: tuple[int, ...], **layout: Any) -> list[int]:
     return found
 
 
-if __name__ == "__main__":
+def losses_of(
+    name: str, steps: int, device: str = "cpu", rows: int = 2, length: int = 16, **layout: Any
+) -> list[float]:
+    """Return the losses of some steps of AdamW."""
+    from piledriver.engine.apply import apply_compute
+    from piledriver.engine.layout import Layout
+    from piledriver.engine.mesh import make_mesh
+    from piledriver.engine.options import EngineOptions
+
+    model = build(name).to(device)
+    apply_compute(model, make_mesh(Layout(**layout), device), EngineOptions())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(steps):
+        given = batch(name, rows, length, seed=step % 4).items()
+        loss = model(**{key: one.to(device) if isinstance(one, Tensor) else one for key, one in given}).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def main() -> None:
+    """Print for each architecture: graphs after steps of five lengths, why, and how far 50 fused losses are off."""
+    import sys
+
     from piledriver.engine.compile import compile_report, reset_compiler
 
-    for architecture in ALL:
+    for name in sys.argv[1:] or ALL:
         reset_compiler()
-        print(architecture, graphs_of(architecture, (16, 16, 24, 32, 20), precision="bf16"), compile_report())
+        try:
+            graphs, report = graphs_of(name, (16, 16, 24, 32, 20), precision="bf16"), compile_report()
+            fused, plain = (losses_of(name, 50, precision="fp32", fuse=fuse) for fuse in (True, False))
+            apart = max(abs(a - b) / abs(b) for a, b in zip(fused, plain, strict=True))
+            print(name, graphs, report, f"losses off by {apart:.1e}, {plain[0]:.2f} to {plain[-1]:.2f}", flush=True)
+        except Exception as error:  # the others are worth knowing
+            print(name, f"{type(error).__name__}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,20 +14,25 @@ from piledriver.engine.apply import apply_compute
 from piledriver.engine.compile import compile_report, reset_compiler
 from piledriver.engine.fused.lazy_logits import LazyLogits
 from piledriver.engine.fused.output_layer import bodies_of
-from piledriver.engine.fused.report import fuse_report, report_of
+from piledriver.engine.fused.report import report_of
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.options import EngineOptions
+from piledriver.models.interchange.families import families
 from tests.engine.gpu import ON_GPU
 
 pytest.importorskip("transformers")
 
-from tests.engine.fused.catalogue import ALL, CAUSAL, batch, build
+from tests.engine.fused.catalogue import ALL, CAUSAL, FURTHER, IMAGES, batch, build, losses_of
 
-# dynamo looks at the gradients of everything it guards, and expects that warnings are not errors.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    # dynamo looks at the gradients of everything it guards, and expects that warnings are not errors.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    # Importing one of transformers' models compiles a function of it with TorchScript.
+    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
+]
 
-WITHOUT_LOGITS = {"vit"}
+WITHOUT_LOGITS = set(IMAGES)
 """Architectures that have no vocabulary."""
 
 
@@ -71,22 +76,15 @@ def test_loss_and_gradients_are_those_of_the_original(name: str) -> None:
     torch.testing.assert_close(logits.detach().clone() * 1.0, expected_logits.detach(), rtol=1e-4, atol=1e-5)
 
 
-@functools.cache
-def losses_of_steps(
-    name: str, steps: int, device: str = "cpu", rows: int = 2, length: int = 16, **layout: Any
-) -> list[float]:
-    model = build(name).to(device)
-    apply_compute(model, make_mesh(Layout(**layout), device), EngineOptions())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for step in range(steps):
-        given = batch(name, rows, length, seed=step % 4).items()
-        loss = model(**{key: one.to(device) if isinstance(one, Tensor) else one for key, one in given}).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
+def test_every_family_that_we_read_is_here() -> None:
+    import transformers
+
+    known = {CAUSAL[name][0] for name in FURTHER}
+    known |= {getattr(transformers, CAUSAL[name][0]).config_class.model_type for name in CAUSAL if name not in FURTHER}
+    assert known == set(families())
+
+
+losses_of_steps = functools.cache(losses_of)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
@@ -157,15 +155,15 @@ def test_bodies_hold_the_blocks_and_not_the_output() -> None:
 
 def test_what_was_replaced_is_described() -> None:
     model = fused(build("llama"), precision="bf16")
-    text = str(fuse_report(model))
+    text = str(report_of(model))
     for line in (
         "norm: 5 x LlamaRMSNorm (model.layers.{0-1}.input_layernorm",
         "gated MLP: 2 x LlamaMLP (model.layers.{0-1}.mlp): SwiGLU",
         "output layer and cross-entropy: 1 x Linear (lm_head)",
         "residual stream: 2 x LlamaDecoderLayer",
+        "rotary embedding: the model's own; Layout(compile=True) fuses it",
     ):
         assert line in text
-    assert "does not fuse" in str(fuse_report(build("llama")))
 
 
 class TestOnGpu:

@@ -108,7 +108,7 @@ def test_a_users_model_and_loss_are_fused() -> None:
     same(model, original)
     gains = gains_of(original)
     assert gains is not None
-    assert gains.startswith("3 blocks compiled; 4 norms and 3 gated MLPs fused")
+    assert gains.startswith("compile 3 blocks, fuse 4 norms and 3 gated MLPs, and compute the loss without its logits")
 
 
 def test_frozen_parameters_get_no_gradient() -> None:
@@ -233,8 +233,16 @@ def test_describe_and_free_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gated MLP: 3 x MLP (blocks.{0-2}.mlp): SwiGLU" in capsys.readouterr().out
     accelerator.free_memory()
     assert report_of(model) is None
-    plain = Accelerator(cpu=True, layout=Layout(fuse=False)).prepare(Users())
-    assert report_of(plain) is None
+    accelerator.describe(model)
+    assert "not prepared" in capsys.readouterr().out
+    for layout, reason in (
+        (Layout(fuse=False), "not looked at: Layout(fuse=False)"),
+        (Layout(), "elsewhere with Layout(fuse=True)"),
+        (None, "prepared without a layout: Accelerator(layout="),
+    ):
+        accelerator = Accelerator(cpu=True, layout=layout)
+        accelerator.describe(accelerator.prepare(Users()))
+        assert reason in capsys.readouterr().out
 
 
 def test_the_hint_names_what_a_layout_would_do_and_the_line_to_write(caplog: pytest.LogCaptureFixture) -> None:
@@ -242,7 +250,7 @@ def test_the_hint_names_what_a_layout_would_do_and_the_line_to_write(caplog: pyt
     (line,) = [record.getMessage() for record in caplog.records]
     assert "\n" not in line
     assert "Accelerator(layout=Layout(precision='bf16'))" in line
-    assert "3 blocks compiled; 4 norms and 3 gated MLPs fused; the loss without its logits" in line
+    assert "To compile 3 blocks, fuse 4 norms and 3 gated MLPs, and compute the loss without its logits" in line
     caplog.clear()
     suggest_layout(nn.Linear(2, 2))
     assert not caplog.records

@@ -17,20 +17,18 @@ def gains_of(model: nn.Module) -> str | None:
     >>> gains_of(nn.Linear(2, 2)) is None
     True
     >>> gains_of(nn.Sequential(nn.Embedding(50, 8), *(nn.LayerNorm(8) for _ in range(2)), nn.Linear(8, 50)))
-    '2 norms fused; the loss without its logits, 200 bytes or more a token'
+    'fuse 2 norms, and compute the loss without its logits (200 bytes or more per token)'
     """
     blocks = len(blocks_of(model))
     norms = sum(1 for module in model.modules() if is_norm(module))
     mlps = sum(1 for module in model.modules() if is_gated_mlp(module))
     experts = sum(1 for module in model.modules() if is_experts(module))
     words = max((getattr(layer, "out_features", 0) for layer in output_layers(model).values()), default=0)
-    said = [f"{blocks} blocks compiled"] if blocks else []
-    fused = [
-        f"{count} {what}"
-        for count, what in ((norms, "norms"), (mlps, "gated MLPs"), (experts, "mixtures of experts"))
-        if count
-    ]
-    said += [f"{', '.join(fused[:-1])}{' and ' if fused[1:] else ''}{fused[-1]} fused"] if fused else []
-    # An fp32 copy of the logits is the least that a loss of theirs holds.
-    said += [f"the loss without its logits, {4 * words:,} bytes or more a token"] if words else []
-    return "; ".join(said) or None
+    counted = ((norms, "norms"), (mlps, "gated MLPs"), (experts, "mixtures of experts"))
+    gains = [f"compile {blocks} blocks"] if blocks else []
+    if fused := [f"{count} {what}" for count, what in counted if count]:
+        gains.append(f"fuse {' and '.join(fused)}")
+    if words:
+        # An fp32 copy of the logits is the least that a loss of theirs holds.
+        gains.append(f"compute the loss without its logits ({4 * words:,} bytes or more per token)")
+    return ", and ".join(filter(None, [", ".join(gains[:-1]), gains[-1]])) if gains else None

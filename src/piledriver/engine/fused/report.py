@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from piledriver.engine.layout import Layout
+
 _NAME = "_fuse_report"
 
 
@@ -102,9 +104,17 @@ def pop_report(model: nn.Module) -> FuseReport | None:
     return found
 
 
-def fuse_report(model: nn.Module) -> FuseReport:
-    """Return what fusing did to a model, or that it was not asked for."""
+def fuse_report(model: nn.Module, layout: Layout | None) -> FuseReport:
+    """Return what fusing did to a model, or why nothing was; `layout` is None if it was not prepared."""
     found = report_of(model)
-    if found is not None:
-        return found
-    return FuseReport(notes=["the layout does not fuse (on by default with a layout on a GPU): Layout(fuse=True)"])
+    return FuseReport(notes=[_why_not_fused(layout)]) if found is None else found
+
+
+def _why_not_fused(layout: Layout | None) -> str:
+    if layout is None:
+        return "not prepared: describe what accelerator.prepare returned"
+    if layout.fuse is False:
+        return "not looked at: Layout(fuse=False)"
+    if layout.reducer == "ddp":
+        return "prepared without a layout: Accelerator(layout=Layout(precision='bf16')) fuses operators on a GPU"
+    return "not looked at: operators are fused by default on a GPU, elsewhere with Layout(fuse=True)"
