@@ -161,7 +161,7 @@ def test_what_was_replaced_is_described() -> None:
         "gated MLP: 2 x LlamaMLP (model.layers.{0-1}.mlp): SwiGLU",
         "output layer and cross-entropy: 1 x Linear (lm_head)",
         "residual stream: 2 x LlamaDecoderLayer",
-        "rotary embedding: the model's own; Layout(compile=True) fuses it",
+        "rotary embedding: the model's own",
     ):
         assert line in text
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.engine.compile import is_compiled
 from piledriver.engine.fused import attention, experts, gated_mlp, norms, output_layer, residual
 from piledriver.engine.fused.plain import install, module_kind, why_special, why_special_linear
 from piledriver.engine.fused.report import FuseReport, attach_report
@@ -49,8 +48,7 @@ def _fuse(report: FuseReport, model: nn.Module, mesh: Mesh) -> None:
             _cast_residual(report, model, mesh)
     _fuse_output(report, model, modules, mesh)
     if any("Rotary" in type(module).__name__ for module in modules.values()):
-        how = "compiled blocks fuse it" if is_compiled(mesh) else "Layout(compile=True) fuses it into each block"
-        report.notes.append(f"rotary embedding: the model's own; {how}")
+        report.notes.append("rotary embedding: the model's own; compiled blocks fuse it")
 
 
 def _fuse_layers(report: FuseReport, modules: dict[str, nn.Module], mesh: Mesh) -> None:
