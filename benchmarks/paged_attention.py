@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.paged_attention import PagedBatch, allocate_pages, page_bytes, paged_attention
 from piledriver.models.presets import preset
 
@@ -72,7 +73,7 @@ def main() -> None:
         moved = 2 * rows * width * kv_heads * page_bytes(SIZE, dim, dtype)
         for invariant in (False, True):
             batch = PagedBatch(tables, starts, contexts, starts[:-1].long(), 1, context, invariant=invariant)
-            spent = seconds(lambda pages=pages, batch=batch: paged_attention(q, *pages, batch, scale=dim**-0.5))
+            spent = seconds(lambda pages=pages, batch=batch: paged_attention(q, *pages, batch, ScoreOptions(dim**-0.5)))
             ours[f"{name}, deterministic" if invariant else name] = round(moved / spent / bandwidth, 3)
         del pages
     k, v = torch.zeros(2, rows, kv_heads, context, dim, device="cuda", dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from piledriver.kernels.attention import alibi_slopes
+from piledriver.kernels.attention import ScoreOptions, alibi_slopes
 from piledriver.kernels.attention.reference import reference_attention
 from piledriver.kernels.paged_attention import PagedBatch, allocate_pages, page_bytes, paged_attention, write_pages
 from piledriver.kernels.paged_attention.pages import page_scales
@@ -16,6 +16,7 @@ from tests.kernels.interpreter import interpret
 
 CHECK = """
 import torch
+from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.decode import rotate_and_attend
 from piledriver.kernels.paged_attention import Rotation
 from piledriver.kernels.paged_attention.pages import page_scales
@@ -28,28 +29,29 @@ for dim, heads, kv_heads, scores in SCORES:
         q, keys, values, batch = batch_of(spans, heads, kv_heads, dim)
         for invariant in (False, True):
             mode = batch._replace(invariant=invariant)
-            found = TritonPagedAttention()(q, keys, values, mode, scale=0.3, **scores(heads))
-            expected = ReferencePagedAttention()(q, keys, values, batch, scale=0.3, **scores(heads))
+            found = TritonPagedAttention()(q, keys, values, mode, ScoreOptions(0.3, **scores(heads)))
+            expected = ReferencePagedAttention()(q, keys, values, batch, ScoreOptions(0.3, **scores(heads)))
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         small = in_int8(keys), in_int8(values)
-        found = TritonPagedAttention()(q, *small, batch, scale=0.3, **scores(heads))
-        expected = ReferencePagedAttention()(q, *small, batch, scale=0.3, **scores(heads))
+        found = TritonPagedAttention()(q, *small, batch, ScoreOptions(0.3, **scores(heads)))
+        expected = ReferencePagedAttention()(q, *small, batch, ScoreOptions(0.3, **scores(heads)))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 for dim, rotary, norms in ((16, 16, False), (16, 8, True), (24, 24, True), (16, 0, False)):
     _, keys, values, batch = batch_of(((1, 5), (1, 130), (1, 64)), 6, 2, dim)
     norm = (torch.randn(dim), torch.randn(dim), 1e-5) if norms else (None, None, 0.0)
+    scores = ScoreOptions(0.3, 70)
     rotation = Rotation(3, torch.randn(192, rotary) if rotary else None, *norm)
     places = batch.contexts.long() - 1
     slots = batch.tables[torch.arange(3), places // 16].long() * 16 + places % 16
     projected, pages = torch.randn(3, 2 * 5 * dim), (keys.clone(), values.clone())
-    expected = rotate_and_attend(projected, *pages, batch._replace(slots=slots), places, rotation, scale=0.3, window=70)
+    expected = rotate_and_attend(projected, *pages, batch._replace(slots=slots), places, rotation, scores)
     for invariant in (False, True):
         mine, mode = (keys.clone(), values.clone()), batch._replace(invariant=invariant)
-        found = TritonPagedAttention()(projected, *mine, mode, rotation=rotation, scale=0.3, window=70)
+        found = TritonPagedAttention()(projected, *mine, mode, scores, rotation=rotation)
         torch.testing.assert_close((found, *mine), (expected, *pages), rtol=1e-4, atol=1e-5)
     pages, mine = ((in_int8(keys), in_int8(values)) for _ in range(2))
-    expected = rotate_and_attend(projected, *pages, batch._replace(slots=slots), places, rotation, scale=0.3, window=70)
-    found = TritonPagedAttention()(projected, *mine, batch, rotation=rotation, scale=0.3, window=70)
+    expected = rotate_and_attend(projected, *pages, batch._replace(slots=slots), places, rotation, scores)
+    found = TritonPagedAttention()(projected, *mine, batch, scores, rotation=rotation)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for one, other in zip(mine, pages):
         torch.testing.assert_close(page_scales(one), page_scales(other))
@@ -97,7 +99,7 @@ def test_paged_attention_is_attention(dim: int, heads: int, kv_heads: int, score
     spans = ((1, 5), (7, 7), (1, 130), (20, 150))
     q, keys, values, batch = batch_of(spans, heads, kv_heads, dim)
     changes = scores(heads)
-    found = paged_attention(q, keys, values, batch._replace(invariant=invariant), scale=0.3, **changes)
+    found = paged_attention(q, keys, values, batch._replace(invariant=invariant), ScoreOptions(0.3, **changes))
     start = 0
     for row, (count, context) in enumerate(spans):
         k, v = (x[batch.tables[row].long()].transpose(0, 1).flatten(1, 2)[None, :, :context] for x in (keys, values))
@@ -127,11 +129,11 @@ def _with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> 
 def test_a_query_has_the_same_bits_in_every_batch() -> None:
     torch.manual_seed(0)
     q, keys, values, batch = batch_of(((20, 150), (3, 9)), 4, 2, 16)
-    whole = paged_attention(q, keys, values, batch._replace(invariant=True), scale=0.3, window=70)
+    whole = paged_attention(q, keys, values, batch._replace(invariant=True), ScoreOptions(0.3, 70))
     for count, context in ((1, 131), (7, 140), (20, 150)):
         first = 20 - (150 - context) - count
         alone = batch._replace(tables=batch.tables[:1], spans=((count, context),), invariant=True)
-        part = paged_attention(q[first : first + count], keys, values, alone, scale=0.3, window=70)
+        part = paged_attention(q[first : first + count], keys, values, alone, ScoreOptions(0.3, 70))
         assert torch.equal(part, whole[first : first + count])
 
 
@@ -164,8 +166,8 @@ def test_attention_over_int8_pages_is_near_that_over_their_rows(invariant: bool)
     torch.manual_seed(0)
     q, keys, values, batch = batch_of(((1, 5), (7, 7), (1, 130), (20, 150)), 4, 2, 16)
     batch = batch._replace(invariant=invariant)
-    found = paged_attention(q, in_int8(keys), in_int8(values), batch, scale=0.3)
-    expected = paged_attention(q, keys, values, batch, scale=0.3)
+    found = paged_attention(q, in_int8(keys), in_int8(values), batch, ScoreOptions(0.3))
+    expected = paged_attention(q, keys, values, batch, ScoreOptions(0.3))
     assert 0 < float((found - expected).norm() / expected.norm()) < 0.01
 
 

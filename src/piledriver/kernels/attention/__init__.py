@@ -18,11 +18,13 @@ from piledriver.kernels.attention.masks import (
     document_boundaries,
     positions_in_documents,
 )
+from piledriver.kernels.attention.score_options import ScoreOptions
 
 __all__ = [
     "ATTENTION",
     "AttentionKernel",
     "Mask",
+    "ScoreOptions",
     "alibi_slopes",
     "attend",
     "attention_kernel",

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.decode.step import StepTensors
 from piledriver.kernels.paged_attention import PagedBatch, Rotation, paged_attention
 from piledriver.kernels.registry import fastest_kernel
@@ -64,10 +65,7 @@ def rotate_and_attend(
     batch: PagedBatch,
     positions: Tensor,
     rotation: Rotation,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    scores: ScoreOptions,
 ) -> Tensor:
     """Return the attention of a projection [tokens, kv_heads * (group + 2) * head_dim] of queries, keys and values.
 
@@ -75,11 +73,10 @@ def rotate_and_attend(
     does so and each sequence has one new token.
     """
     kernel: Any = fastest_kernel("paged_attention", projected.device)
-    changes: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
     # The sum of a norm has an order of its own in each kernel.
     alike = rotation.q_norm is None or not batch.invariant
     if kernel.rotates and batch.max_new == 1 and alike:
-        out: Tensor = kernel(projected, keys, values, batch, rotation=rotation, **changes)
+        out: Tensor = kernel(projected, keys, values, batch, scores, rotation=rotation)
         return out
     queries = rotate_and_store(
         projected,
@@ -93,4 +90,4 @@ def rotate_and_attend(
         k_norm=rotation.k_norm,
         eps=rotation.eps,
     )
-    return paged_attention(queries, keys, values, batch, **changes)
+    return paged_attention(queries, keys, values, batch, scores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.paged_attention.batch import PagedBatch
 from piledriver.kernels.paged_attention.reference import ReferencePagedAttention, attend_row
 
@@ -26,26 +27,19 @@ class CpuPagedAttention(ReferencePagedAttention):
         keys: Tensor,
         values: Tensor,
         batch: PagedBatch,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        slopes: Tensor | None = None,
-        sinks: Tensor | None = None,
+        scores: ScoreOptions,
     ) -> Tensor:
         if batch.invariant or keys.dtype != q.dtype:
-            return super().__call__(
-                q, keys, values, batch, scale=scale, window=window, softcap=softcap, slopes=slopes, sinks=sinks
-            )
+            return super().__call__(q, keys, values, batch, scores)
         heads, size, dim = keys.shape[1:]
-        index, rows = self._plan(batch, window, heads, size)
+        index, rows = self._plan(batch, scores.window, heads, size)
         k_pages, v_pages = (pages.view(-1, size, dim).index_select(0, index) for pages in (keys, values))
         out, start, piece = torch.empty_like(q), 0, 0
         for (count, context), (first, blocks) in zip(batch.spans, rows, strict=True):
             pieces = slice(piece, piece + heads * blocks)
             k, v = (x[pieces].view(heads, -1, dim)[:, : context - first] for x in (k_pages, v_pages))
             new = slice(start, start + count)
-            out[new] = attend_row(q[new], k, v, context - count - first, scale, window, softcap, slopes, sinks)
+            out[new] = attend_row(q[new], k, v, context - count - first, scores)
             start, piece = start + count, pieces.stop
         if start < len(out):  # padding
             out[start:] = 0

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.paged_attention.batch import PagedBatch, as_bytes
 from piledriver.kernels.paged_attention.pages import page_scales, round_rows
 from piledriver.kernels.registry import fastest_kernel
@@ -29,19 +30,9 @@ def paged_attention(
     keys: Tensor,
     values: Tensor,
     batch: PagedBatch,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
+    scores: ScoreOptions,
 ) -> Tensor:
-    """Return the attention of [tokens, heads, head_dim] queries over the pages of their own sequences, causally.
-
-    `slopes` ([heads]) are ALiBi's; `sinks` ([heads]) are logits that take part in the softmax without a value.
-    """
+    """Return the attention of [tokens, heads, head_dim] queries over the pages of their own sequences, causally."""
     kernel: Any = fastest_kernel("paged_attention", q.device)
-    out: Tensor = kernel(
-        q, keys, values, batch, scale=scale, window=window, softcap=softcap, slopes=slopes, sinks=sinks
-    )
+    out: Tensor = kernel(q, keys, values, batch, scores)
     return out

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.paged_attention.batch import PagedBatch, as_bytes
 from piledriver.kernels.paged_attention.pages import page_scales
 from piledriver.kernels.registry import Kernel
@@ -29,22 +30,15 @@ class ReferencePagedAttention(Kernel):
         keys: Tensor,
         values: Tensor,
         batch: PagedBatch,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        slopes: Tensor | None = None,
-        sinks: Tensor | None = None,
+        scores: ScoreOptions,
     ) -> Tensor:
         out, start = torch.empty_like(q), 0
         attend = _attend_in_tiles if batch.invariant else attend_row
         for row, (count, context) in enumerate(batch.spans):
-            first = 0 if window is None else max(0, context - count - window + 1)
+            first = 0 if scores.window is None else max(0, context - count - scores.window + 1)
             k, v, first = _gather(keys, values, batch.tables[row], first, context)
-            queries = q[start : start + count]
-            out[start : start + count] = attend(
-                queries, k, v, context - count - first, scale, window, softcap, slopes, sinks
-            ).to(q.dtype)
+            new = slice(start, start + count)
+            out[new] = attend(q[new], k, v, context - count - first, scores).to(q.dtype)
             start += count
         if start < len(out):  # padding
             out[start:] = 0
@@ -68,20 +62,11 @@ def _dense(pages: Tensor, blocks: Tensor) -> Tensor:
     return found.float() * page_scales(pages)[blocks][..., None] if pages.dtype == torch.int8 else found
 
 
-def attend_row(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def attend_row(q: Tensor, k: Tensor, v: Tensor, past: int, options: ScoreOptions) -> Tensor:
     """Return attention of queries at positions `past`, `past` + 1, ... over keys from position 0."""
     count, heads, dim = q.shape
     k, v = k.to(q.dtype), v.to(q.dtype)
+    scale, window, softcap, slopes, sinks = options
     whole = window is None or past + count <= window
     if softcap is None and slopes is None and sinks is None and whole and (count == 1 or past == 0):
         out = F.scaled_dot_product_attention(
@@ -95,7 +80,7 @@ def attend_row(
         return out[0].transpose(0, 1)
     grouped = q.float().view(count, k.shape[0], -1, dim)
     scores = torch.einsum("tkgd,ksd->kgts", grouped, k.float()) * scale
-    scores = _change(scores, torch.arange(past, past + count), 0, window, softcap, slopes)
+    scores = _change(scores, torch.arange(past, past + count), 0, options)
     if sinks is not None:
         extra = sinks.float().view(k.shape[0], -1, 1, 1).expand(-1, -1, count, 1)
         weights = torch.cat((scores, extra), dim=-1).softmax(dim=-1)[..., :-1]
@@ -104,34 +89,22 @@ def attend_row(
     return torch.einsum("kgts,ksd->tkgd", weights, v.float()).reshape(count, heads, dim)
 
 
-def _change(
-    scores: Tensor, positions: Tensor, first: int, window: int | None, softcap: float | None, slopes: Tensor | None
-) -> Tensor:
+def _change(scores: Tensor, positions: Tensor, first: int, options: ScoreOptions) -> Tensor:
     """Return [kv_heads, group, queries, keys] scores soft-capped, lowered by ALiBi and masked."""
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
     distance = positions.to(scores.device)[:, None] - torch.arange(
         first, first + scores.shape[-1], device=scores.device
     )
-    if slopes is not None:
-        scores = scores - slopes.view(scores.shape[0], -1, 1, 1) * distance
+    if options.slopes is not None:
+        scores = scores - options.slopes.view(scores.shape[0], -1, 1, 1) * distance
     allowed = distance >= 0
-    if window is not None:
-        allowed = allowed & (distance < window)
+    if options.window is not None:
+        allowed = allowed & (distance < options.window)
     return scores.masked_fill(~allowed, -torch.inf)
 
 
-def _attend_in_tiles(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, past: int, options: ScoreOptions) -> Tensor:
     count, heads, dim = q.shape
     kv_heads = k.shape[0]
     group = heads // kv_heads
@@ -147,18 +120,18 @@ def _attend_in_tiles(
         positions = torch.arange(past + begin, past + begin + at_once)
         highest = rows.new_full((kv_heads, group * at_once, 1), -torch.inf)
         total, mixed = torch.zeros_like(highest), torch.zeros_like(rows)
-        if sinks is not None:
-            highest = sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, at_once, 1).reshape_as(highest)
+        if options.sinks is not None:
+            highest = options.sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, at_once, 1).reshape_as(highest)
             total = torch.ones_like(total)
         last = min(k.shape[1], past + begin + at_once)
-        lowest = 0 if window is None else max(0, past + begin - window + 1)
+        lowest = 0 if options.window is None else max(0, past + begin - options.window + 1)
         for tile in range(lowest // _TILE_KEYS * _TILE_KEYS, last, _TILE_KEYS):
             keys = k[:, tile : tile + _TILE_KEYS].contiguous()
             values = v[:, tile : tile + _TILE_KEYS].contiguous()
-            scores = torch.bmm(rows, keys.transpose(1, 2)) * scale
-            scores = _change(
-                scores.view(kv_heads, group, at_once, _TILE_KEYS), positions, tile, window, softcap, slopes
-            ).view(kv_heads, group * at_once, _TILE_KEYS)
+            scores = torch.bmm(rows, keys.transpose(1, 2)) * options.scale
+            scores = _change(scores.view(kv_heads, group, at_once, _TILE_KEYS), positions, tile, options).view(
+                kv_heads, group * at_once, _TILE_KEYS
+            )
             above = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
             base = above.masked_fill(above == -torch.inf, 0.0)
             weights, kept = (scores - base).exp(), (highest - base).exp()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.early_launch import launch_options, starts_early
 from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation
 from piledriver.kernels.paged_attention.pages import scales_offset
@@ -262,15 +263,12 @@ class TritonPagedAttention(TritonKernel):
         keys: Tensor,
         values: Tensor,
         batch: PagedBatch,
+        scores: ScoreOptions,
         *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        slopes: Tensor | None = None,
-        sinks: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
         tokens = len(q)
+        scale, window, softcap, slopes, sinks = scores
         kv_heads, size, dim = keys.shape[1:]
         heads = q.shape[1] if rotation is None else kv_heads * rotation.group
         group = heads // kv_heads

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from piledriver.kernels.attention import Mask, attend
+from piledriver.kernels.attention import Mask, ScoreOptions, attend
 from piledriver.models.attention.masks import Masks, cache_mask
 from piledriver.models.config import ModelConfig
 
@@ -34,12 +34,7 @@ class AttentionCache(Protocol):
         v: Tensor,
         mask: Mask,
         positions: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        slopes: Tensor | None,
-        sinks: Tensor | None = None,
+        scores: ScoreOptions,
     ) -> Tensor:
         """Store [batch, time, heads, width] keys and values (`config.cache_shape`); return the attention over all."""
 
@@ -77,17 +72,13 @@ class KVCache:
         v: Tensor,
         mask: Mask,
         positions: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        slopes: Tensor | None,
-        sinks: Tensor | None = None,
+        scores: ScoreOptions,
     ) -> Tensor:
         """Write at [batch, time] positions, and attend under the dense mask."""
         rows = torch.arange(k.shape[0], device=k.device)[:, None]
         for store, new in ((self.keys[layer], k), (self.values[layer], v)):
             store[rows, :, positions] = new.to(store.dtype)
         keys, values = self.keys[layer].to(k.dtype), self.values[layer].to(v.dtype)
-        scores = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-        return attend(q.transpose(1, 2), keys, values, mask, **scores).transpose(1, 2)  # type: ignore[arg-type]
+        scale, window, softcap, _, sinks = scores  # the mask holds ALiBi's part
+        q = q.transpose(1, 2)
+        return attend(q, keys, values, mask, scale=scale, window=window, softcap=softcap, sinks=sinks).transpose(1, 2)

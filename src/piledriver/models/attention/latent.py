@@ -9,13 +9,12 @@ rotated dimensions first, as the rotary table expects; the interchange permutes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from piledriver.kernels.attention import Mask, attend
+from piledriver.kernels.attention import Mask, ScoreOptions, attend
 from piledriver.models.attention.cache import AttentionCache
 from piledriver.models.attention.rotary import apply_rotary
 from piledriver.models.config import ModelConfig
@@ -78,7 +77,9 @@ class LatentAttention(nn.Module):
         expanded = torch.unflatten(self.kv_b(compressed), -1, (-1, self.plain_dim + self.latent.value_dim))
         plain, v = torch.split(expanded, [self.plain_dim, self.latent.value_dim], dim=-1)
         k = torch.cat((key.expand(-1, -1, plain.shape[2], -1), plain), dim=-1)
-        out: Tensor = self.kernel(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, **self._scores())
+        scale, window, softcap, *_ = self._scores()
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out: Tensor = self.kernel(q, k, v, mask, scale=scale, window=window, softcap=softcap, slopes=None)
         return out.transpose(1, 2)
 
     def _over_cache(
@@ -98,17 +99,11 @@ class LatentAttention(nn.Module):
         q = torch.cat((turned, torch.einsum("bthp,hpr->bthr", plain, to_keys)), dim=-1)
         latent = compressed.unsqueeze(2)
         values = F.pad(latent, (0, self.latent.rope_dim))
-        out = cache.attend(self.layer, q, torch.cat((key, latent), dim=-1), values, mask, positions, **self._scores())
+        out = cache.attend(self.layer, q, torch.cat((key, latent), dim=-1), values, mask, positions, self._scores())
         return torch.einsum("bthr,hvr->bthv", out[..., : self.latent.kv_rank], to_values)
 
-    def _scores(self) -> dict[str, Any]:
-        config = self.config
-        return {
-            "scale": config.attention_scale,
-            "window": self.window,
-            "softcap": config.attention_softcap,
-            "slopes": None,
-        }
+    def _scores(self) -> ScoreOptions:
+        return ScoreOptions(self.config.attention_scale, self.window, self.config.attention_softcap)
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from piledriver.kernels.attention import Mask, alibi_slopes, attend
+from piledriver.kernels.attention import Mask, ScoreOptions, alibi_slopes, attend
 from piledriver.models.attention.cache import AttentionCache
 from piledriver.models.attention.rotary import apply_rotary
 from piledriver.models.config import ModelConfig
@@ -71,24 +71,15 @@ class Attention(nn.Module):
         if v.is_cuda and torch.is_grad_enabled():
             # A view would keep the whole projection alive for backward, besides the rotated queries and keys.
             v = v.contiguous()
-        # Passed only where there are any: kernels and caches of other packages need not know them.
-        sinks = {} if self.sinks is None else {"sinks": self.sinks}
         if cache is not None:
             assert positions is not None
-            out = cache.attend(
-                self.layer,
-                q,
-                k,
-                v,
-                mask,
-                positions,
-                scale=config.attention_scale,
-                window=self.window,
-                softcap=config.attention_softcap,
-                slopes=self._slopes(q),
-                **sinks,
+            scores = ScoreOptions(
+                config.attention_scale, self.window, config.attention_softcap, self._slopes(q), self.sinks
             )
+            out = cache.attend(self.layer, q, k, v, mask, positions, scores)
         else:
+            # Passed only where there are any: kernels of other packages need not know them.
+            sinks = {} if self.sinks is None else {"sinks": self.sinks}
             out = self.kernel(
                 q.transpose(1, 2),
                 k.transpose(1, 2),

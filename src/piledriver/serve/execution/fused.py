@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.decode import rotate_and_attend
 from piledriver.kernels.linear import QuantisedWeight, linear
 from piledriver.kernels.paged_attention import PagedBatch, Rotation
@@ -98,9 +99,7 @@ class FusedForward:
                     None if k_norm is None else k_norm.weight,
                     eps,
                 ),
-                scale=config.attention_scale,
-                window=attention.window,
-                softcap=config.attention_softcap,
+                ScoreOptions(config.attention_scale, attention.window, config.attention_softcap),
             )
             out, down = attention.out, mlp.down
             x = linear(mixed.flatten(1), _weight(out), bias=out.bias, residual=x, invariant=invariant)

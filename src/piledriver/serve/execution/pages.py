@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from piledriver.core.errors import UsageError
-from piledriver.kernels.attention import Mask
+from piledriver.kernels.attention import Mask, ScoreOptions
 from piledriver.kernels.paged_attention import PagedBatch, allocate_pages, page_bytes, paged_attention, write_pages
 from piledriver.models import Masks, ModelConfig
 
@@ -51,22 +51,15 @@ class PagedCache:
         v: Tensor,
         mask: Mask,
         positions: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        slopes: Tensor | None,
-        sinks: Tensor | None = None,
+        scores: ScoreOptions,
     ) -> Tensor:
         """Write [1, tokens, heads, width] to the pages of this step's sequences, then attend over them."""
         assert self.batch is not None, "set `batch` before the forward pass"
         keys, values = self.keys[layer], self.values[layer]
         write_pages(keys, values, k[0], v[0], self.batch.slots)
-        if slopes is not None and self.ranks[1] > 1:
-            slopes = slopes.narrow(0, self.ranks[0] * q.shape[2], q.shape[2])
-        return paged_attention(
-            q[0], keys, values, self.batch, scale=scale, window=window, softcap=softcap, slopes=slopes, sinks=sinks
-        )[None]
+        if scores.slopes is not None and self.ranks[1] > 1:
+            scores = scores._replace(slopes=scores.slopes.narrow(0, self.ranks[0] * q.shape[2], q.shape[2]))
+        return paged_attention(q[0], keys, values, self.batch, scores)[None]
 
 
 def local_cache_shape(config: ModelConfig, ranks: int) -> tuple[int, int]:
