@@ -211,7 +211,9 @@ def main() -> None:
     parser.add_argument("--calibrate-seconds", type=float, default=8.0)
     parser.add_argument("--grid", choices=tuple(GRIDS), default="known")
     parser.add_argument("--from", dest="first", type=int, default=0, help="leave out this many rows of the grid")
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--host-seconds", type=float, default=0.0, help="also measure the host's time of eager blocks")
+    parser.add_argument("--profiles", type=int, default=0, help="also profile so many of the rows that do not compile")
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
@@ -232,7 +234,6 @@ class Session:
         for _ in range(args.workers):
             Worker(self.team, turn)
         self.room = Room()
-        self.profiled = False
 
     def left(self) -> float:
         """Return the seconds that are left."""
@@ -252,8 +253,6 @@ class Session:
         left = self.left() - until
         if left < 4:
             return
-        if row["optimizer"] == "muon" and self.args.out and not self.profiled:
-            options, self.profiled = {**options, "profile": str(self.args.out.with_suffix(".muon.txt"))}, True
         limit = _LIMITS[0] if row["layout"].get("compile") else _LIMITS[1]
         self.say({**row, "part": label, **worker.ask({**row, **options}, min(limit, left))})
 
@@ -267,33 +266,45 @@ class Session:
         rates = self.team[0].ask({"calibrate": args.calibrate_seconds}, 45.0)
         self.say({"rates": rates})
         known = rates if "matmul" in rates and not args.tiny else None
-        jobs = [(row, "blind", 12) for row in rows]
+        jobs = [(row, "blind", {"steps": 12}) for row in rows]
         census: list[dict[str, Any]] = []
         if args.grid == "fresh":
-            middle = max(0, 14 - args.first)
-            jobs[middle:middle] = [(row | more, "choice", 8) for row in first_choices(known, tiny=args.tiny)]
+            jobs += [(row | more, "choice", {"steps": 8}) for row in first_choices(known, tiny=args.tiny)]
             census = [row | more for row in edges(known, tiny=args.tiny)]
-        sizes = []
         for row, _, _ in jobs:
-            figures = said(row, known)
-            sizes.append(figures["reserved"] + _CONTEXT)
-            self.say({**row, "said, calibrated": figures})
+            self.say({**row, "said, calibrated": said(row, known)})
         until = _CENSUS_SECONDS if census else 0.0
-        places = iter(range(len(jobs)))
+        eager = [job for job in jobs if not job[0]["layout"].get("compile")]
+        compiled = iter([job for job in jobs if job[0]["layout"].get("compile")])
         taking = threading.Lock()
+
+        def measure_one(worker: Worker, row: dict[str, Any], label: str, options: dict[str, Any]) -> None:
+            size = said(row, known)["reserved"] + _CONTEXT
+            self.room.take(size)
+            self.measure(worker, row, label, until, **options)
+            self.room.give(size)
 
         def take_jobs(worker: Worker) -> None:
             while True:
                 with taking:
-                    place = next(places, None)
-                    if place is None:
-                        return
-                    self.room.take(sizes[place])
-                row, label, steps = jobs[place]
-                self.measure(worker, row, label, until, steps=steps)
-                self.room.give(sizes[place])
+                    job = next(compiled, None)
+                if job is None:
+                    return
+                measure_one(worker, *job)
 
-        threads = [threading.Thread(target=take_jobs, args=(worker,)) for worker in self.team]
+        def take_eager(worker: Worker) -> None:
+            # One after the other: they wait for the host, and what compiles is stopped meanwhile.
+            for job in eager:
+                measure_one(worker, *job)
+            if args.host_seconds:
+                self.say({"host": worker.ask({"host": args.host_seconds}, args.host_seconds + 8.0)})
+            for number, job in enumerate(eager[: args.profiles] if args.out else []):
+                path = str(args.out.with_suffix(f".{number}.txt"))
+                measure_one(worker, job[0], "profile", {"steps": 1, "profile": path})
+            take_jobs(worker)
+
+        first = threading.Thread(target=take_eager, args=(self.team[0],))
+        threads = [first, *(threading.Thread(target=take_jobs, args=(worker,)) for worker in self.team[1:])]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -1,7 +1,7 @@
 """Rows of `plan_gpu.py`: model shapes, and layouts x batch x optimizer that are measured with them.
 
 A row is (shape, sequences of a micro-batch, layout, optimizer, micro-batches of a step). `KNOWN` and `UNSEEN` were
-measured and the planner was corrected on them; `FRESH` has shapes that neither has.
+measured and the planner was corrected on them; `FRESH` has shapes that neither has, `SECOND` more that were new.
 """
 
 from __future__ import annotations
@@ -219,6 +219,75 @@ FRESH: list[tuple[str, int, dict[str, Any], str, int]] = [
     ("slim latent", 8, {**COMPILED, "activations": "selective"}, "adamw", 2),
     ("both", 5, {**EAGER, "activations": "full"}, "muon", 1),
 ]
+
+# A second blind set: shapes that no row above has, what was missed in the first, and what could not be measured then.
+# Rows that do not compile come first: they wait for the host, and nothing should run beside them.
+SHAPES |= {
+    "few experts": (
+        {
+            **SMALL,
+            "vocab_size": 40960,
+            "dim": 1536,
+            "layers": 5,
+            "heads": 12,
+            "kv_heads": 4,
+            "moe": {"experts": 12, "experts_per_token": 2, "expert_dim": 1408},
+        },
+        1024,
+    ),
+    "broad": (
+        {**SMALL, "vocab_size": 73728, "dim": 2560, "layers": 7, "heads": 20, "kv_heads": 5, "mlp_dim": 6656},
+        1024,
+    ),
+    "learned": (
+        {
+            **SMALL,
+            "vocab_size": 50304,
+            "dim": 896,
+            "layers": 18,
+            "heads": 14,
+            "mlp": "plain",
+            "mlp_dim": 3584,
+            "activation": "gelu",
+            "norm": "layer",
+            "positions": "learned",
+            "max_positions": 1280,
+        },
+        1280,
+    ),
+    "normed": (
+        {**SMALL, "vocab_size": 48000, "dim": 1408, "layers": 11, "heads": 11, "mlp_dim": 3712, "qk_norm": "head"},
+        1792,
+    ),
+}
+SECOND: list[tuple[str, int, dict[str, Any], str, int]] = [
+    ("many experts", 6, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("post", 8, {**EAGER, "activations": "full"}, "muon", 1),
+    ("few experts", 7, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("few experts", 9, EAGER, "lion", 1),
+    ("normed", 5, EAGER, "muon", 1),
+    ("grouped", 6, EAGER, "muon", 1),
+    ("both", 5, {**EAGER, "activations": "full"}, "muon", 1),
+    ("learned", 9, {**EAGER, "activations": "full"}, "adamw", 2),
+    ("few experts", 6, {**EAGER, "activations": "selective"}, "adamw", 1),
+    ("grouped", 4, {**EAGER, "activations": "selective"}, "adamw", 1),
+    ("normed", 6, {**EAGER, "activation_offload": True}, "adamw", 1),
+    ("grouped", 3, {**PURE, "compile": False}, "adamw_split", 1),
+    ("learned", 14, EAGER, "adamw8bit", 1),
+    ("broad", 4, {**EAGER, "offload": "optimizer"}, "adamw", 1),
+    ("broad", 6, {**EAGER, "offload": "parameters", "activations": "full"}, "adamw", 1),
+    ("broad", 9, COMPILED, "muon", 1),
+    ("grouped", 6, COMPILED, "adamw", 1),
+    ("few experts", 12, {**COMPILED, "activations": "full"}, "adamw", 1),
+    ("broad", 8, FP8, "adamw", 1),
+    ("normed", 10, {**COMPILED, "recompute_norms": True}, "lion", 2),
+    ("learned", 20, {**COMPILED, "activations": "selective"}, "adamw8bit", 1),
+    ("normed", 8, {**COMPILED, "activations": "budget", "activation_budget": 0.5}, "adamw", 1),
+    ("slim latent", 8, {**COMPILED, "activations": "selective"}, "adamw", 2),
+    ("broad", 5, {**PURE, "compile": "blocks"}, "adamw_split_bf16", 1),
+    ("learned", 2, COMPILED, "adamw", 1),
+    ("plain", 9, {**COMPILED, "recompute_norms": True}, "adamw", 3),
+]
 CHOICE = ("pick", 48)
 """The shape and the sequences of a step whose first layouts are all measured."""
 CENSUS = (
@@ -228,7 +297,7 @@ CENSUS = (
     ("grouped", COMPILED, "adamw"),
 )
 """Shapes and layouts whose largest fitting micro-batch is run, and the next that is predicted not to fit."""
-GRIDS = {"known": KNOWN, "unseen": UNSEEN, "fresh": FRESH}
+GRIDS = {"known": KNOWN, "unseen": UNSEEN, "fresh": FRESH, "second": SECOND}
 
 
 def as_row(shape: str, sequences: int, layout: dict[str, Any], optimizer: str, accumulation: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ at once; only one of them takes its measurement at a time, while the others are 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -73,8 +74,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run steps of one layout as the training loop does; return peaks, phases and the median step.
 
-    `profile` is a file for the kernels of one optimizer step. `alone` is called once what compiles is compiled: it
-    returns when nothing else runs on the machine.
+    `profile` is a file for the kernels of one step; those of its optimizer go to one beside it. `alone` is called once
+    what compiles is compiled: it returns when nothing else runs on the machine.
     """
     import torch
 
@@ -141,8 +142,9 @@ def measure(
         times.append(time.perf_counter() - begun)
     allocated, reserved = meter.peaks()
     if profile:
+        save_profile(step, profile, meter)
         step(update=False)
-        save_profile(made.step, profile, meter)
+        save_profile(made.step, profile.replace(".txt", ".optimizer.txt"), meter)
     return {
         "allocated": allocated,
         "reserved": reserved,
@@ -170,8 +172,9 @@ def save_profile(run: Any, path: str, meter: Meter) -> None:
         meter.wait()
         whole = time.perf_counter() - begun
     order = "self_cpu_time_total" if meter.cuda is None else "self_cuda_time_total"
-    table = made.key_averages(group_by_input_shape=True).table(sort_by=order, row_limit=40, max_name_column_width=60)
-    Path(path).write_text(f"host {host:.4f} s, whole {whole:.4f} s\n{table}\n", encoding="utf-8")
+    launches = sum(one.count for one in made.key_averages() if "LaunchKernel" in one.key)
+    table = made.key_averages(group_by_input_shape=True).table(sort_by=order, row_limit=60, max_name_column_width=60)
+    Path(path).write_text(f"host {host:.4f} s, whole {whole:.4f} s, {launches} launches\n{table}\n", encoding="utf-8")
 
 
 def work() -> None:
@@ -189,7 +192,11 @@ def work() -> None:
     for line in iter(sys.stdin.readline, ""):
         asked = json.loads(line)
         try:
-            answer = calibrated(asked["calibrate"]) if "calibrate" in asked else measure(**asked, alone=alone)
+            if "calibrate" in asked or "host" in asked:
+                alone()
+                answer = calibrated(asked["calibrate"]) if "calibrate" in asked else host_times(asked["host"])
+            else:
+                answer = measure(**asked, alone=alone)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:400]}
         gc.collect()
@@ -203,6 +210,13 @@ def calibrated(seconds: float) -> dict[str, Any]:
     from piledriver.plan.hardware.calibrate import calibrate
 
     return calibrate(seconds=seconds, save=False)[1]
+
+
+def host_times(seconds: float) -> dict[str, Any]:
+    """Return the host's microseconds of eager blocks."""
+    from plan_host import census
+
+    return {"cases": list(census(seconds))}
 
 
 class Worker:
@@ -220,7 +234,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"},
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "3"},
         )
         self.lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, args=(self.process.stdout, self.lines), daemon=True).start()
@@ -248,7 +262,9 @@ class Worker:
     def _others(self, number: signal.Signals) -> None:
         for other in self.team:
             if other is not self and other.process.poll() is None:
-                os.killpg(other.process.pid, number)
+                for process in family(other.process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, number)
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer of the process, or an error if none comes in time."""
@@ -275,8 +291,23 @@ class Worker:
     def close(self) -> None:
         """End the process and what it started."""
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            for process in reversed(family(self.process.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             self.process.wait()
+
+
+def family(process: int) -> list[int]:
+    """Return a process and all that it started, compilers in sessions of their own too."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [process]
+    for one in found:
+        found += parents.get(one, [])
+    return found
 
 
 if __name__ == "__main__":

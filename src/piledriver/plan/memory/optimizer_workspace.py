@@ -14,6 +14,7 @@ from piledriver.plan.memory.phases import Owner
 from piledriver.plan.memory.states import StateBytes, weight_size_of
 
 ROUNDING = "stochastic rounding of a bucket"
+MASTER = "largest master weight on the device"
 
 
 def optimizer_workspace(
@@ -24,6 +25,9 @@ def optimizer_workspace(
     largest = ends.owned if layers else owned
     if layout.zero in (1, 2) and shard_ranks(layout) > 1:
         yield Owner("communication buffers", "gathered rows", 2.0 * max(BUCKET_BYTES, 4 * ends.elements / 2))
+    if layout.offloads and not layout.tiers.steps_by_block:
+        # A master weight comes to the device in fp32 and is cast there.
+        yield Owner("workspace", MASTER, 4.0 * largest_owned(config, layout, ends=bool(ends.elements), layers=layers))
     if layout.has_bf16_weights and optimizer in ("adamw", "muon", "lion", "sgd"):
         # fp32 copies of a bucket of weights and gradients, and the 64-bit numbers that its noise is hashed from.
         yield Owner("workspace", ROUNDING, 40.0 * min(owned, max(1 << 26, largest)))
@@ -34,6 +38,13 @@ def optimizer_workspace(
         yield Owner("workspace", "moments of a parameter in fp32", 8.0 * largest)
     if optimizer == "muon" and layers:
         yield Owner("workspace", "Newton-Schulz iterations", newton_schulz_bytes(config, layout, layers))
+
+
+def largest_owned(config: ModelConfig, layout: Layout, *, ends: bool, layers: int) -> float:
+    """Return the elements of the largest parameter that a rank's optimizer steps on."""
+    parts = parts_of(config)
+    held = [*(parts.block if layers else ()), *((*parts.embedding, *parts.head) if ends else ())]
+    return max((one.shard(layout) if layout.zero else one.elements(layout) for one in held), default=0.0)
 
 
 def newton_schulz_bytes(config: ModelConfig, layout: Layout, layers: int) -> float:

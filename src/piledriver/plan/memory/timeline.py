@@ -18,7 +18,7 @@ from piledriver.plan.blocks.operators import BlockCost
 from piledriver.plan.blocks.parameters import Stage, block_kinds, shard_ranks, stages_by_rank, stages_of_layout
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
-from piledriver.plan.memory.optimizer_workspace import ROUNDING, optimizer_workspace
+from piledriver.plan.memory.optimizer_workspace import MASTER, ROUNDING, optimizer_workspace
 from piledriver.plan.memory.phases import Owner, Phase, Timeline, make_phase
 from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
 
@@ -205,10 +205,15 @@ class _Rank:
         """Bytes freed in segments that are too small for what the peak allocates.
 
         Whole logits are larger than anything that the forward freed; a bucket of stochastic rounding is larger than
-        any activation, so that it comes on top of their segments; those of the loss are as large.
+        any activation, so that it comes on top of their segments; those of the loss are as large. A master weight on
+        its way to an offloaded model may be larger than any tensor of the loss.
         """
         if peak.name == "loss" and not self.traits.chunked_loss:
             return self.loss.stranded + self.cost.forward_workspace
+        master = sum(owner.bytes for owner in phases[-1].owners if owner.name == MASTER)
+        if master and peak is not phases[-1]:
+            tensors = [one.bytes for one in (*self.loss.kept, *self.loss.forward_peak)] if self.last else []
+            return master if master > max(tensors, default=0.0) else 0.0
         rounding = sum(owner.bytes for owner in phases[-1].owners if owner.name == ROUNDING)
         if not rounding:
             return 0.0

@@ -14,7 +14,7 @@ from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.memory.timeline import rank_timeline
 from piledriver.plan.prediction import HEADROOM, Workload, compiles
 from piledriver.plan.time.rates import Efficiency
-from piledriver.plan.time.step import stage_seconds
+from piledriver.plan.time.stage import stage_seconds
 
 
 def uneven_stages(

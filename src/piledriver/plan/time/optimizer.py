@@ -1,4 +1,4 @@
-"""Seconds of an optimizer's kernels besides the traffic of weights, gradients and states."""
+"""Seconds of an optimizer step: traffic of weights, gradients and states, further kernels, the host, offload."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from piledriver.models.config import ModelConfig
 from piledriver.optim.muon import MATRICES_TOGETHER
 from piledriver.plan.blocks.operators import matmul
 from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of
+from piledriver.plan.memory.states import StateBytes, stage_states
+from piledriver.plan.time.placed import Placed
 from piledriver.plan.time.rates import Rates
+from piledriver.plan.time.stage import StageSeconds
+
+# Traffic of stochastic rounding outside an optimizer's kernel, for each parameter: its noise is hashed in 64 bits.
+_ROUNDING_BYTES = 340.0
 
 # Seconds of the host for one call of a compiled function.
 _COMPILED_CALL = 1.2e-3
@@ -18,6 +24,62 @@ _NEWTON_SCHULZ, _CALLS_OF_A_MATRIX, _CALLS_OF_A_BATCH = 5, 27, 216
 # Traffic of one element of Muon's matrices besides reading and writing weight, momentum and gradient: momenta are
 # stacked, cast, measured and divided; each iteration copies what its last product adds to.
 _STACK_BYTES, _ITERATION_BYTES = 8 + 6 + 2 + 4 + 12, 4
+
+
+def optimizer_seconds(placed: Placed, mine: list[tuple[Stage, StageSeconds]], rounds: int) -> tuple[float, float]:
+    """Return the seconds of a rank's optimizer and of offload.
+
+    The host is ahead of the device by what the blocks took longer on the device than to launch.
+    """
+    parts = [_known_step(placed, stage) for stage, _ in mine]
+    ahead = sum(max(0.0, cost.seconds - cost.host - cost.launched) for _, cost in mine)
+    device, host = sum(part[0] for part in parts), sum(part[1] for part in parts)
+    return max(device, host - rounds * ahead), sum(part[2] for part in parts)
+
+
+def _known_step(placed: Placed, stage: Stage) -> tuple[float, float, float]:
+    """Return the seconds of `_step`, computed once for layouts alike: micro-batches do not matter."""
+    layout = placed.layout
+    key = (
+        *(placed.key(stage), layout.zero, layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate),
+        *(layout.precision, layout.offload, layout.loss_parallel, placed.optimizer, placed.setting.traits, "optimizer"),
+    )
+    found: tuple[float, float, float] | None = placed.memo.get(key)
+    if found is None:
+        found = placed.memo[key] = _step(placed, stage)
+    return found
+
+
+def _step(placed: Placed, stage: Stage) -> tuple[float, float, float]:
+    """Return the seconds of a stage's optimizer on the device, of the host for it, and of offload."""
+    layout, optimizer = placed.layout, placed.optimizer
+    states = stage_states(placed.config, stage, layout, optimizer, placed.setting.traits)
+    total = states["block"].times(len(stage.blocks)) + states["embedding"] + states["head"]
+    if layout.offloads:
+        return 0.0, 0.0, _offloaded_step(placed, total)
+    rates = Rates(placed.cluster.slowest, placed.setting.matmul_precision, placed.efficiency)
+    # Read gradient, weight and states, write weight and states; the norm reads the gradients once more.
+    share = total.owned / max(total.elements, 1.0) if layout.zero else 1.0
+    traffic = 2 * total.states + 2 * total.weights * min(1.0, share if layout.zero < 3 else 1.0)
+    traffic += 3 * total.gradients
+    if layout.has_bf16_weights and optimizer in ("adamw", "muon", "lion", "sgd"):
+        traffic += _ROUNDING_BYTES * total.owned
+    iterations, host = kernel_seconds(placed.config, stage, optimizer, rates, placed.launch(rates.device))
+    return rates.move(traffic) + iterations, host, 0.0
+
+
+def _offloaded_step(placed: Placed, total: StateBytes) -> float:
+    """Seconds of transfers and of the step on the host; reads and writes of files overlap with it."""
+    host, layout = placed.cluster.host, placed.layout
+    tiers = layout.tiers
+    size = 2 if placed.setting.half_matrices else 4
+    moves = 2 * total.owned * size / host.link
+    if layout.streams_parameters:
+        moves += 2 * total.elements * size / (host.link if tiers.parameters == "host" else host.disk)
+    share = tiers.optimizer_share if tiers.optimizer == "disk" else 0.0
+    files = 2 * share * total.disk / host.disk
+    step = total.owned / host.adam
+    return moves + (max(step, files) if tiers.buffers > 1 else step + files)
 
 
 def kernel_seconds(
