@@ -42,8 +42,8 @@ def chosen(rows: list[Row]) -> list[Row]:
 
 
 def fitted_together(row: Row) -> str:
-    """Return the software whose rows share one fit: versions that differ in memory only share it."""
-    return SOFTWARE[row.software].name if row.software.startswith("torchtitan") else row.software
+    """Return the software whose rows share one fit: versions of it on the same devices do."""
+    return {"megatron-2024": "megatron"}.get(row.software, row.software.split("-2024")[0])
 
 
 def random_tenth(rows: list[Row], seed: int) -> list[Row]:

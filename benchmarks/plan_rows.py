@@ -66,6 +66,17 @@ SOFTWARE = {
         fp32_gradients=True,
         delayed_scales=True,
     ),
+    # Until its 0.8 attention is FlashAttention-2; its GPT models drop out by default.
+    "megatron-2024": replace(
+        _OLD,
+        flash_attention=True,
+        causal=True,
+        overlap=1.0,
+        overlap_tp=_ASYNC_TP,
+        overlap_sends=True,
+        fp32_gradients=True,
+        hopper_attention=_FLASH_2,
+    ),
     "llm-foundry": Traits(
         name="llm-foundry",
         fused_gate=False,
@@ -150,6 +161,7 @@ def _row(table: str, raw: dict[str, str]) -> Row | None:
     software = _software(table, raw)
     count, length = number("n_accelerators", 0), number("seq_len", 0)
     tp, pp, cp, ep = (number(key, 1) for key in ("tp", "pp", "cp", "ep"))
+    virtual = number("vpp", 0) or _virtual_stages(raw, pp)
     if not count or count % (tp * pp * cp):
         return None
     dp = count // (tp * pp * cp)
@@ -164,7 +176,7 @@ def _row(table: str, raw: dict[str, str]) -> Row | None:
         batch = dp * (micro or 1) * (1 if pp == 1 else 2 * pp)
     try:
         config = _config(raw, length)
-        layout = _layout(raw, tp, pp, cp, ep, number("vpp", 1)).on(count)
+        layout = _layout(raw, tp, pp, cp, ep, virtual).on(count)
         cluster = make_cluster(
             raw["accelerator"],
             count,
@@ -176,7 +188,7 @@ def _row(table: str, raw: dict[str, str]) -> Row | None:
     if not micro and raw["model"].startswith("gpt2-"):
         micro = batch // dp  # in 2020 it did not accumulate gradients
     if not micro:
-        micro = 1 if software == "megatron" and pp > 1 else _usual_micro_batch(batch // dp, config)
+        micro = 1 if software in ("megatron", "megatron-2024") and pp > 1 else _usual_micro_batch(batch // dp, config)
     micro = min(micro, max(1, batch // dp))
     accumulation = max(1, round(batch / dp / micro))
     seconds = _seconds(raw, config, count, batch, length, layout)
@@ -204,7 +216,9 @@ def _software(table: str, raw: dict[str, str]) -> str:
     if table.startswith("vtrain"):
         return "vtrain"
     if table == "megatron":
-        return "megatron" if raw["accelerator"].startswith("h") else "megatron-2022"
+        if not raw["accelerator"].startswith("h"):
+            return "megatron-2022"
+        return "megatron-2024" if "r0.8" in raw["notes"] else "megatron"
     return {"llm_foundry": "llm-foundry"}.get(table, table)
 
 
@@ -274,6 +288,13 @@ def _layout(raw: dict[str, str], tp: int, pp: int, cp: int, ep: int, vpp: int) -
         sequence_parallel=sequence,
         **several,
     )
+
+
+def _virtual_stages(raw: dict[str, str], pp: int) -> int:
+    """Megatron overlaps sends of the interleaved schedule only; the recipes of NeMo and MLPerf take two blocks a stage."""
+    if pp == 1 or "PP communication" not in raw["notes"]:
+        return 1
+    return max(1, int(raw["layers"]) // pp // 2)
 
 
 def _usual_micro_batch(batch: int, config: ModelConfig) -> int:

@@ -20,7 +20,7 @@ from piledriver.plan.blocks.operators import Exchange
 from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of, stages_of_layout
 from piledriver.plan.blocks.setting import BlockSetting, setting_of
 from piledriver.plan.blocks.transformer import block_cost
-from piledriver.plan.memory.states import weight_size_of
+from piledriver.plan.memory.state_bytes import weight_size_of
 from piledriver.plan.time.links import axes_of_layout
 
 

@@ -24,7 +24,8 @@ from piledriver.optim import OptimizerConfig, build_optimizer
 from piledriver.optim.shards import local
 from piledriver.plan.blocks.parameters import stages_by_rank, stages_of_layout
 from piledriver.plan.errors import PlanError
-from piledriver.plan.memory.states import StateBytes, stage_total
+from piledriver.plan.memory.state_bytes import StateBytes
+from piledriver.plan.memory.states import stage_total
 from piledriver.plan.prediction import Prediction
 
 _GIB = 2**30

@@ -11,7 +11,7 @@ from piledriver.models.config import ModelConfig
 from piledriver.optim.muon import MATRICES_TOGETHER
 from piledriver.plan.blocks.parameters import parts_of, shard_ranks
 from piledriver.plan.memory.phases import Owner
-from piledriver.plan.memory.states import StateBytes, weight_size_of
+from piledriver.plan.memory.state_bytes import StateBytes, weight_size_of
 
 ROUNDING = "stochastic rounding of a bucket"
 MASTER = "largest master weight on the device"

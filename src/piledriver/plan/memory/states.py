@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.optim.adamw.quantise import block_size
-from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of, shard_ranks
+from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of
 from piledriver.plan.blocks.per_model import answers_by_model
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits
 from piledriver.plan.errors import PlanError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Bytes on the device and on the host, for some parameters of one rank."""
-
-    weights: float = 0.0
-    gradients: float = 0.0
-    states: float = 0.0
-    host: float = 0.0
-    disk: float = 0.0
-    elements: float = 0.0
-    """Parameters that this rank computes with, after tp and ep."""
-    owned: float = 0.0
-    """Parameters that this rank's optimizer steps on."""
-
-    def __add__(self, other: StateBytes) -> StateBytes:
-        return StateBytes(
-            weights=self.weights + other.weights,
-            gradients=self.gradients + other.gradients,
-            states=self.states + other.states,
-            host=self.host + other.host,
-            disk=self.disk + other.disk,
-            elements=self.elements + other.elements,
-            owned=self.owned + other.owned,
-        )
-
-    def times(self, count: float) -> StateBytes:
-        """Return the bytes of `count` such parts."""
-        return StateBytes(
-            weights=count * self.weights,
-            gradients=count * self.gradients,
-            states=count * self.states,
-            host=count * self.host,
-            disk=count * self.disk,
-            elements=count * self.elements,
-            owned=count * self.owned,
-        )
-
+from piledriver.plan.memory.offloaded import offloaded_bytes
+from piledriver.plan.memory.state_bytes import StateBytes, weight_size_of
 
 OPTIMIZERS_KNOWN = ("adamw", "muon", "lion", "adamw8bit", "adamw_bf16", "adamw_split", "adamw_split_bf16", "sgd")
 
@@ -83,11 +45,6 @@ def state_bytes_of(shape: tuple[int, ...], optimizer: str, weight_size: int, *, 
     )
 
 
-def weight_size_of(layout: Layout) -> int:
-    """Return the bytes of one weight as the model holds it."""
-    return 2 if layout.has_bf16_weights else 4
-
-
 def bytes_of(
     shapes: Iterable[ParameterShape],
     layout: Layout,
@@ -96,7 +53,7 @@ def bytes_of(
     *,
     of_blocks: bool = True,
 ) -> StateBytes:
-    """Return the bytes of some parameters on one rank; offload streams those of blocks only."""
+    """Return the bytes of some parameters on one rank; offload streams those of blocks (`of_blocks`) only."""
     total = StateBytes()
     size = weight_size_of(layout)
     for one in shapes:
@@ -110,39 +67,12 @@ def bytes_of(
         gradients = full if layout.zero < 2 else shard
         step = 4.0  # torch's step counter
         if layout.offloads:
-            matrix = len(one.shape) > 1 and layout.precision not in ("fp32", "fp16")
-            small = 2 if matrix and shard == full else size
-            streams = layout.streams_parameters and (of_blocks or shard_ranks(layout) > 1)
-            total += _offloaded(layout, small * held, owned, owned * (4 + per), streams=streams)
-            total += StateBytes(elements=full, owned=owned)
+            total += offloaded_bytes(one, layout, per, streams=layout.streams_parameters and of_blocks)
             continue
         total += StateBytes(
             weights=size * held, gradients=size * gradients, states=owned * per + step, elements=full, owned=owned
         )
     return total
-
-
-def _offloaded(layout: Layout, weights: float, owned: float, states: float, *, streams: bool) -> StateBytes:
-    """Return the bytes of one parameter by tier; `states` are those of its master weight and optimizer states.
-
-    What a share leaves lives one tier nearer. Gradients leave the device as they arrive: the timeline counts those of
-    one block.
-    """
-    tiers = layout.tiers
-    found = {"device": 0.0, "host": 0.0, "disk": 0.0}
-    nearer = {"disk": "host", "host": "device", "device": "device"}
-    found[tiers.optimizer] += states * tiers.optimizer_share
-    found[nearer[tiers.optimizer]] += states * (1 - tiers.optimizer_share)
-    if tiers.gradients != "step":
-        found[tiers.gradients] += 4 * owned
-    place = tiers.parameters if streams else "device"
-    share = tiers.parameters_share if streams else 1.0
-    on_device = {"device": weights, "host": weights * (1 - share), "disk": 0.0}[place]
-    if place != "device":
-        found[place] += weights * share
-        if place == "disk":
-            found["host"] += weights * (1 - share)
-    return StateBytes(weights=on_device, states=found["device"], host=found["host"], disk=found["disk"])
 
 
 def _megatron(full: float, shard: float, layout: Layout, traits: Traits) -> StateBytes:

@@ -20,7 +20,8 @@ from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.memory.optimizer_workspace import MASTER, ROUNDING, optimizer_workspace
 from piledriver.plan.memory.phases import Owner, Phase, Timeline, make_phase
-from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
+from piledriver.plan.memory.state_bytes import StateBytes, weight_size_of
+from piledriver.plan.memory.states import stage_states
 
 _GIB = 2**30
 # cuBLAS workspaces, which torch allocates.

@@ -8,7 +8,8 @@ from piledriver.models.config import ModelConfig
 from piledriver.optim.muon import MATRICES_TOGETHER
 from piledriver.plan.blocks.operators import matmul
 from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of
-from piledriver.plan.memory.states import StateBytes, stage_states
+from piledriver.plan.memory.state_bytes import StateBytes
+from piledriver.plan.memory.states import stage_states
 from piledriver.plan.time.placed import Placed
 from piledriver.plan.time.rates import Rates
 from piledriver.plan.time.stage import StageSeconds
@@ -27,36 +28,36 @@ _STACK_BYTES, _ITERATION_BYTES = 8 + 6 + 2 + 4 + 12, 4
 
 
 def optimizer_seconds(placed: Placed, mine: list[tuple[Stage, StageSeconds]], rounds: int) -> tuple[float, float]:
-    """Return the seconds of a rank's optimizer and of offload.
+    """Return the seconds of a rank's optimizer and of offload: its step, and weights streamed for each micro-batch.
 
     The host is ahead of the device by what the blocks took longer on the device than to launch.
     """
     parts = [_known_step(placed, stage) for stage, _ in mine]
     ahead = sum(max(0.0, cost.seconds - cost.host - cost.launched) for _, cost in mine)
-    device, host = sum(part[0] for part in parts), sum(part[1] for part in parts)
-    return max(device, host - rounds * ahead), sum(part[2] for part in parts)
+    device, host, offload, streamed = (sum(part[index] for part in parts) for index in range(4))
+    return max(device, host - rounds * ahead), offload + rounds * streamed
 
 
-def _known_step(placed: Placed, stage: Stage) -> tuple[float, float, float]:
+def _known_step(placed: Placed, stage: Stage) -> tuple[float, float, float, float]:
     """Return the seconds of `_step`, computed once for layouts alike: micro-batches do not matter."""
     layout = placed.layout
     key = (
         *(placed.key(stage), layout.zero, layout.tp, layout.cp, layout.ep, layout.dp_shard, layout.dp_replicate),
         *(layout.precision, layout.offload, layout.loss_parallel, placed.optimizer, placed.setting.traits, "optimizer"),
     )
-    found: tuple[float, float, float] | None = placed.memo.get(key)
+    found: tuple[float, float, float, float] | None = placed.memo.get(key)
     if found is None:
         found = placed.memo[key] = _step(placed, stage)
     return found
 
 
-def _step(placed: Placed, stage: Stage) -> tuple[float, float, float]:
-    """Return the seconds of a stage's optimizer on the device, of the host for it, and of offload."""
+def _step(placed: Placed, stage: Stage) -> tuple[float, float, float, float]:
+    """Return the seconds of a stage's optimizer on the device, of the host for it, of offload, of streamed weights."""
     layout, optimizer = placed.layout, placed.optimizer
     states = stage_states(placed.config, stage, layout, optimizer, placed.setting.traits)
     total = states["block"].times(len(stage.blocks)) + states["embedding"] + states["head"]
     if layout.offloads:
-        return 0.0, 0.0, _offloaded_step(placed, total)
+        return 0.0, 0.0, _offloaded_step(placed, total), _streamed(placed, total)
     rates = Rates(placed.cluster.slowest, placed.setting.matmul_precision, placed.efficiency)
     # Read gradient, weight and states, write weight and states; the norm reads the gradients once more.
     share = total.owned / max(total.elements, 1.0) if layout.zero else 1.0
@@ -65,7 +66,7 @@ def _step(placed: Placed, stage: Stage) -> tuple[float, float, float]:
     if layout.has_bf16_weights and optimizer in ("adamw", "muon", "lion", "sgd"):
         traffic += _ROUNDING_BYTES * total.owned
     iterations, host = kernel_seconds(placed.config, stage, optimizer, rates, placed.launch(rates.device))
-    return rates.move(traffic) + iterations, host, 0.0
+    return rates.move(traffic) + iterations, host, 0.0, 0.0
 
 
 def _offloaded_step(placed: Placed, total: StateBytes) -> float:
@@ -74,12 +75,20 @@ def _offloaded_step(placed: Placed, total: StateBytes) -> float:
     tiers = layout.tiers
     size = 2 if placed.setting.half_matrices else 4
     moves = 2 * total.owned * size / host.link
-    if layout.streams_parameters:
-        moves += 2 * total.elements * size / (host.link if tiers.parameters == "host" else host.disk)
     share = tiers.optimizer_share if tiers.optimizer == "disk" else 0.0
     files = 2 * share * total.disk / host.disk
     step = total.owned / host.adam
     return moves + (max(step, files) if tiers.buffers > 1 else step + files)
+
+
+def _streamed(placed: Placed, total: StateBytes) -> float:
+    """Seconds of weights that a micro-batch streams, for its forward and again for its backward; zero 3: of shards."""
+    layout, host = placed.layout, placed.cluster.host
+    if not layout.streams_parameters:
+        return 0.0
+    size = 2 if placed.setting.half_matrices else 4
+    moved = 2 * size * (total.owned if layout.zero == 3 else total.elements)
+    return moved / (host.link if layout.tiers.parameters == "host" else host.disk)
 
 
 def kernel_seconds(

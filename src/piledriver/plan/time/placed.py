@@ -10,7 +10,7 @@ from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.parameters import Stage
 from piledriver.plan.blocks.setting import BlockSetting
 from piledriver.plan.hardware.cluster import Cluster, Device
-from piledriver.plan.memory.states import weight_size_of
+from piledriver.plan.memory.state_bytes import weight_size_of
 from piledriver.plan.time.links import Axis, axes_of_layout, collective_seconds
 from piledriver.plan.time.rank_kinds import blocks_key
 from piledriver.plan.time.rates import Efficiency
