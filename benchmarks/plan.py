@@ -15,7 +15,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plan_rows import GIB, SOFTWARE, Row, read_rows, tables, timelines_of
+from plan_rows import GIB, Row, read_rows, tables, timelines_of
 
 from piledriver.plan.time.fit import fit_efficiency
 
@@ -43,7 +43,7 @@ def chosen(rows: list[Row]) -> list[Row]:
 
 def fitted_together(row: Row) -> str:
     """Return the software whose rows share one fit: versions of it on the same devices do."""
-    return {"megatron-2024": "megatron"}.get(row.software, row.software.split("-2024")[0])
+    return row.software.split("-2024")[0]
 
 
 def random_tenth(rows: list[Row], seed: int) -> list[Row]:

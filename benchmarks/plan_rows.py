@@ -49,6 +49,7 @@ _TORCHTITAN = Traits(
     overlap=1.0,
     alternate_products=True,
     hopper_attention=_FLASH_2,
+    fp8_gathers=True,
 )
 SOFTWARE = {
     "vtrain": _OLD,
@@ -63,6 +64,7 @@ SOFTWARE = {
         overlap_tp=_ASYNC_TP,
         overlap_sends=True,
         fused_casts=True,
+        fp8_gathers=True,
         fp32_gradients=True,
         delayed_scales=True,
     ),
@@ -270,6 +272,7 @@ def _layout(raw: dict[str, str], tp: int, pp: int, cp: int, ep: int, vpp: int) -
     policy = {"full": "full", "selective": "selective"}.get(raw["recompute"], "keep")
     if raw["model"].startswith("gpt2-") and raw["framework"].startswith("megatron"):
         policy = "full"  # the runs of 2020 checkpoint every block (arXiv 1909.08053)
+    by_layer = {"activations": "full", "activation_every": 2} if "selective: by layer" in raw["notes"] else {}
     precision = {"fp8": "fp8", "fp16": "fp16", "fp32": "fp32"}.get(raw["precision"], "bf16")
     sequence = "no sequence parallelism" not in raw["notes"] and raw["framework"] != "megatron-deepspeed"
     if raw["framework"].startswith("megatron-lm") and not raw["accelerator"].startswith("h"):
@@ -284,14 +287,17 @@ def _layout(raw: dict[str, str], tp: int, pp: int, cp: int, ep: int, vpp: int) -
         cp=cp,
         ep=ep,
         precision=precision,
-        activations=policy,
         sequence_parallel=sequence,
+        **{"activations": policy, **by_layer},
         **several,
     )
 
 
 def _virtual_stages(raw: dict[str, str], pp: int) -> int:
-    """Megatron overlaps sends of the interleaved schedule only; the recipes of NeMo and MLPerf take two blocks a stage."""
+    """Return stages of two blocks, as in the recipes of NeMo and MLPerf, where Megatron overlapped its sends.
+
+    It does so with the interleaved schedule only.
+    """
     if pp == 1 or "PP communication" not in raw["notes"]:
         return 1
     return max(1, int(raw["layers"]) // pp // 2)

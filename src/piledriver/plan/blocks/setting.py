@@ -40,11 +40,13 @@ class Traits:
     master_copy: bool = False
     """16-bit weights with an fp32 copy among the states (Megatron)."""
     alternate_products: bool = False
-    """Selective recomputation keeps every second matrix product (torchtitan)."""
+    """Selective recomputation keeps every second matrix product and computes the others again (torchtitan)."""
     scatter_sends: bool = False
     """Pipeline stages send 1 / tp of an activation from each rank, and gather it inside the node."""
     fused_casts: bool = False
-    """Norms and activations write fp8 themselves, and tensor parallelism gathers activations in it."""
+    """Norms and activations write fp8 themselves."""
+    fp8_gathers: bool = False
+    """Tensor parallelism gathers activations in 8 bits where products run in fp8."""
     delayed_scales: bool = False
     """Scales of fp8 come from earlier steps: a cast is one pass, and weights are cast once a step."""
     hopper_attention: float = 1.0
@@ -115,7 +117,7 @@ class BlockSetting:
     @property
     def gathers_fp8(self) -> bool:
         """Whether tensor-parallel ranks gather activations in 8 bits."""
-        return self.traits.fused_casts and self.precision.startswith("fp8")
+        return self.traits.fp8_gathers and self.precision.startswith("fp8")
 
     @property
     def casts(self) -> bool:

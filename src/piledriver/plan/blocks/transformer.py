@@ -6,6 +6,7 @@ tests compare both lists with traces on fake tensors. The search asks for thousa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from piledriver.models.config import ModelConfig
@@ -130,10 +131,19 @@ def _recomputed(w: Widths, forward: tuple[Operator, ...]) -> tuple[Operator, ...
     if setting.activations == "selective":
         if not setting.traits.flash_attention:
             return tuple(one for one in forward if one.name in ("scores", "softmax", "weighted values"))
-        return cheap
+        return (*cheap, *_alternate(w, forward)) if setting.traits.alternate_products else cheap
     if setting.activations == "budget" and setting.budget < 1.0:
         return tuple(replace(one, flops=one.flops * (1 - setting.budget), shape=None) for one in forward)
     return tuple(one for one in cheap if one.name == "norm") if setting.recompute_norms else ()
+
+
+def _alternate(w: Widths, forward: tuple[Operator, ...]) -> Iterator[Operator]:
+    """Yield every second product of a block (`alternate_products`): keys, the attention's output, half of the gate."""
+    shares = {"qkv": w.kv / (w.q + 2 * w.kv), "out": 1.0, "up": 0.5 if w.gated else 0.0}
+    for one in forward:
+        share = shares.get(one.name, 0.0)
+        if one.kind == "matmul" and share:
+            yield replace(one, flops=share * one.flops, bytes=share * one.bytes)
 
 
 def _kept(w: Widths) -> tuple[Kept, ...]:

@@ -73,7 +73,7 @@ class StageTimer:
         rates = Rates(device, self.setting.matmul_precision, efficiency)
         compute = recompute = tensor = host = backward = launched = copied = 0.0
         for window, experts, many in block_kinds(placed.config, stage.blocks):
-            key = (self.setting, placed.weight_size, window, experts, device.name)
+            key = (self.setting, placed.weight_size, window, experts, device.name, placed.layout.activation_every)
             if key not in memo:
                 cost = block_cost(placed.config, window, self.setting, experts)
                 memo[key] = self._block(cost, rates, experts=experts)
@@ -119,11 +119,14 @@ class StageTimer:
         hidden = 1.0 - self.setting.traits.overlap_tp
         there, back = self._exchanges(cost.forward_exchanges), self._exchanges(cost.backward_exchanges)
         launched = self.placed.launch(rates.device)
-        first, second = cost.kernels
+        first, second = map(float, cost.kernels)
         if self.setting.gathered and self.setting.traits.name == "piledriver":
             first, second = first + _SHARDED_CALLS[0], second + _SHARDED_CALLS[1]
+        # Every n-th block is recomputed.
+        share = 1 / self.placed.layout.activation_every if self.setting.activations in ("full", "selective") else 1.0
+        again *= share
         if cost.recompute and self.setting.activations == "full":
-            second += first
+            second += share * first
         host = max(0.0, first * launched - forward - there) + max(0.0, second * launched - backward - again - back)
         return _BlockSeconds(
             forward=forward,
