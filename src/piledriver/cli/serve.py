@@ -45,13 +45,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-unknown-fields", action="store_true", help="ignore fields that are not known")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     from piledriver.core.errors import MissingFileError, UsageError
     from piledriver.runtime import environment
     from piledriver.serve.execution.tensor_parallel.processes import end_with_parent, start_ranks
     from piledriver.serve.http.config import ServerConfig
-    from piledriver.serve.http.server import open_socket, serve_http
+    from piledriver.serve.http.server import open_socket
+    from piledriver.serve.ipc.front_end import FrontEnd
 
     check_offload(args, tp=args.tp > 1)
     if not Path(args.model).is_dir():
@@ -76,13 +77,13 @@ def run(args: argparse.Namespace) -> None:
     rank = environment.snapshot().get("RANK") if args.tp > 1 else None
     # Before torch is imported: a taken port is an error at once.
     listener = open_socket(config) if rank in (None, "0") else None
+    front_end = FrontEnd(listener, args.model, config) if listener is not None else None
     started = start_ranks(args.tp, sys.argv[1:]) if args.tp > 1 and rank is None else []
     try:
         import torch
 
         from piledriver.engine import Layout
         from piledriver.runtime import connect, detect_world
-        from piledriver.serve.http.served_model import open_served_model
         from piledriver.serve.offline import open_engine
 
         if args.tp > 1:
@@ -120,19 +121,20 @@ def run(args: argparse.Namespace) -> None:
                 cache_tokens=args.cache_tokens,
                 **settings,
             )
-        if listener is None:
+        if front_end is None:
             engine.follow()
-            return
-        served = open_served_model(engine, args.model, config)
+            return 0
     except BaseException:
         for process in started:
             process.kill()
-        if listener is not None:
-            listener.close()
+        if front_end is not None:
+            front_end.kill()
         raise
-    serve_http(served, listener, on_ready=lambda url: _announce(url, served.name, bool(key)))
+    name = args.name or Path(args.model).resolve().name
+    status = front_end.serve(engine, on_ready=lambda url: _announce(url, name, bool(key)))
     for process in started:
         process.wait()
+    return status
 
 
 def _announce(url: str, name: str, guarded: bool) -> None:

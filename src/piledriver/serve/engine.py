@@ -18,12 +18,19 @@ from typing import Any
 from piledriver.core.errors import UsageError
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.models import Transformer
-from piledriver.serve.answer import AnswerGroup
+from piledriver.serve.answer import AnswerGroup, AnswerSink
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.errors import ServeError
 from piledriver.serve.execution.tensor_parallel.forward import TensorParallelForward, follow
 from piledriver.serve.execution.tensor_parallel.load import tensor_parallel_ranks
-from piledriver.serve.request import Constraint, Request, RequestError, RequestOutput, SamplingParams
+from piledriver.serve.request import (
+    Constraint,
+    Request,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+    check_request,
+)
 from piledriver.serve.scheduling.scheduler import Step
 from piledriver.serve.step_loop import StepLoop
 
@@ -64,6 +71,7 @@ class Engine:
         self._taken: set[str] = set()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._on_done: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         """Why the engine has stopped; None while it works."""
 
@@ -80,11 +88,12 @@ class Engine:
         constraints: Sequence[Constraint] = (),
         on_output: OnOutput | None = None,
         only_final: bool = False,
+        sink: AnswerSink | None = None,
     ) -> str:
         """Queue a request and return its id; raise `RequestError` if it cannot be served.
 
         `on_output` gets the events of this request, in the thread that steps; it must not block. With `only_final`
-        there is one event, at the end.
+        there is one event, at the end. With a `sink` there are none: it gets tokens and ends, in the same thread.
         """
         if self.failure is not None:
             raise ServeError(f"the engine has stopped: {self.failure}", fix="start a new one") from self.failure
@@ -99,12 +108,17 @@ class Engine:
             cache_salt=cache_salt,
             constraints=tuple(constraints),
         )
-        self._check(request)
+        check_request(
+            request,
+            vocab_size=self.model.config.vocab_size,
+            max_context=self.max_context,
+            has_tokenizer=self.tokenizer is not None,
+        )
         with self._wake:
             if identity in self._taken:
                 raise RequestError(f"request id {identity!r} is in use", fix="choose another", parameter="request_id")
             self._taken.add(identity)
-            self._inbox.append(lambda: self._steps.begin(AnswerGroup(request, [], on_output, only_final)))
+            self._inbox.append(lambda: self._steps.begin(AnswerGroup(request, [], on_output, only_final, sink)))
             self._wake.notify()
         return identity
 
@@ -127,41 +141,11 @@ class Engine:
         except UsageError:
             return []
 
-    def _check(self, request: Request) -> None:
-        params, length = request.params, len(request.prompt)
-        if length == 0:
-            raise RequestError(
-                "the prompt is empty", fix="start it with the document boundary token", parameter="prompt"
-            )
-        vocab = self.model.config.vocab_size
-        for name, ids in (
-            ("prompt", request.prompt),
-            ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", params.logit_bias),
-        ):
-            wrong = [token for token in ids if not 0 <= token < vocab]
-            if wrong:
-                raise RequestError(f"{name} has token {wrong[0]}", fix=f"use ids from 0 to {vocab - 1}", parameter=name)
-        asked = params.max_tokens or 1
-        if length + asked > self.max_context:
-            raise RequestError(
-                f"the prompt has {length} tokens and {asked} more are asked for; the context holds {self.max_context}",
-                fix=f"shorten the prompt, or ask for at most {max(self.max_context - length, 0)} tokens",
-                parameter="prompt",
-                code="context_length_exceeded",
-            )
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer", fix="give Engine a tokenizer", parameter="stop")
-        if request.constraints and len(request.constraints) != params.draws:
-            raise RequestError(
-                "there must be one constraint for each answer", fix=f"give {params.draws}", parameter="constraints"
-            )
-
     # Steps
 
-    def observe_steps(self, observer: Callable[[Step], None]) -> None:
-        """Call a function with every step before it is launched, in the thread that steps."""
-        self._steps.on_step = observer
+    def observe_steps(self, launched: Callable[[Step], None], done: Callable[[], None] | None = None) -> None:
+        """Call a function with every step before it is launched, and one after it, in the thread that steps."""
+        self._steps.on_step, self._on_done = launched, done
 
     @property
     def busy(self) -> bool:
@@ -172,7 +156,11 @@ class Engine:
         """Run one step and return the events that it made; on a GPU, those of the step before."""
         self._take_orders()
         events = self._steps.step()
-        self._taken.difference_update([event.request_id for event in events if event.finished])
+        if self._steps.ended:
+            self._taken.difference_update(self._steps.ended)
+            self._steps.ended.clear()
+        if self._on_done is not None:
+            self._on_done()
         return events
 
     def _take_orders(self) -> None:
@@ -252,6 +240,8 @@ class Engine:
             self.failure = error
             self._take_orders()
             self._steps.fail(error)
+            if self._on_done is not None:
+                self._on_done()
 
     @property
     def follows(self) -> bool:

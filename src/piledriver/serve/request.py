@@ -158,13 +158,17 @@ class Request:
     """One for each drawn answer; empty for free text."""
 
 
+TopLogprobs = tuple[tuple[int, float], ...]
+"""(token, log-probability) of the most likely tokens, the most likely first."""
+
+
 class TokenLogprob(NamedTuple):
     """The log-probability of a token, and of the most likely tokens at its place."""
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    """(token, log-probability), the most likely first. All come from one computation."""
+    top: TopLogprobs = ()
+    """All come from one computation."""
 
 
 @dataclass
@@ -184,6 +188,14 @@ class Completion:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+
+def best_completions(completions: Sequence[Completion], count: int) -> list[Completion]:
+    """Return the answers of the highest mean log-probability, the best first, numbered from 0."""
+    ranked = sorted(completions, key=lambda c: -c.cumulative_logprob / max(len(c.token_ids), 1))[:count]
+    for index, completion in enumerate(ranked):
+        completion.index = index
+    return ranked
 
 
 @dataclass(slots=True)
@@ -217,3 +229,32 @@ class RequestOutput:
     """Why the request failed, with finish reason `error`."""
     scheduled_at: float | None = None
     """`time.perf_counter()` when the request left the queue."""
+
+
+def check_request(request: Request, *, vocab_size: int, max_context: int, has_tokenizer: bool) -> None:
+    """Raise `RequestError` for a request that an engine of this vocabulary and context cannot serve."""
+    params, length = request.params, len(request.prompt)
+    if length == 0:
+        raise RequestError("the prompt is empty", fix="start it with the document boundary token", parameter="prompt")
+    for name, ids in (
+        ("prompt", request.prompt),
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", params.logit_bias),
+    ):
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            wrong = next(token for token in ids if not 0 <= token < vocab_size)
+            raise RequestError(f"{name} has token {wrong}", fix=f"use ids from 0 to {vocab_size - 1}", parameter=name)
+    asked = params.max_tokens or 1
+    if length + asked > max_context:
+        raise RequestError(
+            f"the prompt has {length} tokens and {asked} more are asked for; the context holds {max_context}",
+            fix=f"shorten the prompt, or ask for at most {max(max_context - length, 0)} tokens",
+            parameter="prompt",
+            code="context_length_exceeded",
+        )
+    if params.stop and not has_tokenizer:
+        raise RequestError("stop strings need a tokenizer", fix="give Engine a tokenizer", parameter="stop")
+    if request.constraints and len(request.constraints) != params.draws:
+        raise RequestError(
+            "there must be one constraint for each answer", fix=f"give {params.draws}", parameter="constraints"
+        )

@@ -60,6 +60,8 @@ class StepLoop:
         self._in_flight: Launched | None = None
         self._host_bound = 0  # answers whose logits depend on tokens that the host must read first
         self._changed: dict[str, AnswerGroup] = {}
+        self.ended: list[str] = []
+        """Ids of requests that have finished; the caller clears it."""
 
     def begin(self, group: AnswerGroup) -> None:
         """Queue the answers of a request."""
@@ -79,7 +81,12 @@ class StepLoop:
                 reuse=params.prompt_logprobs is None,
             )
             answer = Answer(
-                sequence, AnswerSampler(params, index, constraint, frozenset(ends)), index, self.tokenizer, self.eos
+                sequence,
+                AnswerSampler(params, index, constraint, frozenset(ends)),
+                index,
+                self.tokenizer,
+                self.eos,
+                group.sink,
             )
             sequence.owner = answer
             answers.append(answer)
@@ -197,7 +204,7 @@ class StepLoop:
                     row.sequence.tokens.append(tokens[at])
                     row.sequence.pending -= 1
                     group = answer.group
-                    if ended or not group.only_final:
+                    if ended or not (group.only_final or group.sink is not None):
                         self._changed[group.request.id] = group
                     if ended:
                         self._drop(row.sequence)
@@ -264,13 +271,15 @@ class StepLoop:
     def _events(self) -> list[RequestOutput]:
         events = []
         for identity, group in self._changed.items():
-            event = group.event()
-            if event is not None:
+            if group.sink is not None:
+                group.sink.report(group)
+            elif (event := group.event()) is not None:
                 events.append(event)
                 if group.on_output is not None:
                     group.on_output(event)
             if group.finished:
                 self.groups.pop(identity, None)
+                self.ended.append(identity)
         self._changed.clear()
         return events
 

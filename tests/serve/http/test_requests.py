@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 from piledriver.serve.http.app import make_app
 from piledriver.serve.http.config import ServerConfig
 from piledriver.serve.http.served_model import open_served_model
+from piledriver.serve.ipc.engine_service import EngineService
+from piledriver.serve.ipc.messages import EngineFacts, decode_report, read_frame
+from piledriver.serve.ipc.remote_engine import RemoteEngine
 from piledriver.serve.offline import open_engine
 from tests.serve.http.conftest import Server
 from tests.serve.http.soak import blocks_in_use, vanish
@@ -107,10 +111,16 @@ GOOD: list[tuple[str, dict[str, Any], int, int | None]] = [
 def app(folder: Path) -> Any:
     """The application in this process: guards and limits need no network."""
     engine = open_engine(folder, max_sequences=4)
-    engine.start()
+    assert engine.tokenizer is not None
+    mine, theirs = socket.socketpair()
+    service = EngineService(engine, theirs)
+    service.start()
+    facts = decode_report(read_frame(mine) or b"")
+    assert isinstance(facts, EngineFacts)
     config = ServerConfig(api_key="sesame", max_body_bytes=20_000, max_queue=3)
-    yield make_app(open_served_model(engine, folder, config))
-    engine.stop()
+    yield make_app(open_served_model(RemoteEngine(mine, facts, engine.tokenizer), folder, config))
+    service.close()
+    mine.close()
 
 
 def call(app: Any, method: str, path: str, key: str | None = "sesame", **options: Any) -> httpx.Response:
@@ -246,6 +256,13 @@ def test_sigterm_lets_requests_finish_and_a_kill_leaves_no_port(folder: Path) ->
     again.process.wait()
     assert again.process.stdout is not None
     again.process.stdout.close()
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    deadline = time.monotonic() + 5  # the server's process ends when it finds the engine's gone
+    while True:
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                free.bind(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)

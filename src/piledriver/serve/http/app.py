@@ -106,7 +106,7 @@ def _add_tokens(app: FastAPI, served: ServedModel) -> None:
         found: dict[str, Any] = {
             "tokens": tokens,
             "count": len(tokens),
-            "max_model_len": served.engine.max_context,
+            "max_model_len": served.engine.facts.max_context,
         }
         return found | ({"token_strs": [served.token_text(t) for t in tokens]} if body.return_token_strs else {})
 
@@ -148,7 +148,7 @@ def _add_status(app: FastAPI, served: ServedModel) -> None:
             "object": "model",
             "created": served.created,
             "owned_by": "piledriver",
-            "max_model_len": served.engine.max_context,
+            "max_model_len": served.engine.facts.max_context,
         }
         return {"object": "list", "data": [model]}
 
@@ -161,7 +161,7 @@ def _add_status(app: FastAPI, served: ServedModel) -> None:
     async def health() -> JSONResponse:
         failure = served.engine.failure
         if failure is not None:
-            return JSONResponse({"status": "failed", "reason": f"{type(failure).__name__}: {failure}"}, 503)
+            return JSONResponse({"status": "failed", "reason": failure}, 503)
         return JSONResponse({"status": "ok"})
 
     @app.get("/version")

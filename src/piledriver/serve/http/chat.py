@@ -64,10 +64,8 @@ class ChatTask:
         """Return the whole answer."""
         usage, observer = Usage(), self.served.metrics.observer()
         async with self._submit() as stream:
-            async for events in stream.batches():
-                for event in events:
-                    observer.see(event)
-        final = events[-1]
+            async for final in stream.events():
+                observer.see(final)
         if error := failure_of(final):
             raise error
         usage.add(final)
@@ -97,46 +95,35 @@ class ChatTask:
         async with self._submit() as stream:
             for index in range(self.params.n):
                 yield self._chunk(index, {"role": "assistant", "content": ""})
-            async for events in stream.batches():
-                for event in events:
-                    observer.see(event)
-                if error := failure_of(events[-1]):
+            async for event in stream.events():
+                observer.see(event)
+                if error := failure_of(event):
                     raise error
-                for chunk in self._chunks(events, parsers):
+                for chunk in self._chunks(event, parsers):
                     yield chunk
-        usage.add(events[-1])
+        usage.add(event)
         if self.body.stream_options is not None and self.body.stream_options.include_usage:
             yield self._frame("chat.completion.chunk", []) | {"usage": usage.body()}
 
-    def _chunks(self, events: Sequence[RequestOutput], parsers: list[ToolParser]) -> list[dict[str, Any]]:
-        """Join the parts of several events by answer."""
-        texts: dict[int, str] = {}
-        logprobs: dict[int, list[TokenLogprob]] = {}
-        ids: dict[int, list[int]] = {}
-        ended: dict[int, str] = {}
-        for event in events:
-            for delta in event.deltas:
-                texts[delta.index] = texts.get(delta.index, "") + delta.text
-                ids.setdefault(delta.index, []).extend(delta.token_ids)
-                logprobs.setdefault(delta.index, []).extend(delta.logprobs or ())
-                if delta.finish_reason is not None:
-                    ended[delta.index] = delta.finish_reason
+    def _chunks(self, event: RequestOutput, parsers: list[ToolParser]) -> list[dict[str, Any]]:
+        """Return what an event adds to each answer."""
         chunks = []
-        for index, text in texts.items():
-            shown = parsers[index].push(text)
+        for delta in event.deltas:
+            index, ended = delta.index, delta.finish_reason
+            shown = parsers[index].push(delta.text)
             calls: list[dict[str, Any]] = []
-            if index in ended:
+            if ended is not None:
                 rest, calls = parsers[index].finish()
                 shown += rest
-            entries = self._logprobs(logprobs[index]) if self.params.logprobs is not None else None
-            tokens = ids[index] if self.body.return_token_ids else None
+            entries = self._logprobs(delta.logprobs) if delta.logprobs is not None else None
+            tokens = list(delta.token_ids) if self.body.return_token_ids else None
             if shown or entries or tokens:
                 chunks.append(self._chunk(index, {"content": shown}, logprobs=entries, token_ids=tokens))
             if calls:
                 numbered = [{"index": number, **call} for number, call in enumerate(calls)]
                 chunks.append(self._chunk(index, {"tool_calls": numbered}))
-            if index in ended:
-                chunks.append(self._chunk(index, {}, finish_reason="tool_calls" if calls else ended[index]))
+            if ended is not None:
+                chunks.append(self._chunk(index, {}, finish_reason="tool_calls" if calls else ended))
         return chunks
 
     def _chunk(

@@ -79,10 +79,9 @@ class CompletionTask:
 
     async def _final(self, stream: EventStream) -> RequestOutput:
         observer = self.served.metrics.observer()
-        async for events in stream.batches():
-            for event in events:
-                observer.see(event)
-        return events[-1]
+        async for event in stream.events():
+            observer.see(event)
+        return event
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of a streamed answer."""
@@ -90,41 +89,33 @@ class CompletionTask:
         async with AsyncExitStack() as stack:
             streams = [await stack.enter_async_context(self._submit(prompt)) for prompt in self.prompts]
             observers = [self.served.metrics.observer() for _ in streams]
-            async for number, events in together(streams):
-                for event in events:
-                    observers[number].see(event)
-                if error := failure_of(events[-1]):
+            async for number, event in together(streams):
+                observers[number].see(event)
+                if error := failure_of(event):
                     raise error
-                for choice in self._chunks(number, events):
+                for choice in self._chunks(number, event):
                     yield self._frame([choice])
-                if events[-1].finished:
-                    usage.add(events[-1])
+                if event.finished:
+                    usage.add(event)
         if options is not None and options.include_usage:
             yield self._frame([]) | {"usage": usage.body()}
 
-    def _chunks(self, number: int, events: Sequence[RequestOutput]) -> list[dict[str, Any]]:
-        """Join the parts of several events by answer."""
-        found: dict[int, dict[str, Any]] = {}
-        final = events[-1]
-        if final.finished and self.params.draws != self.params.n:  # the chosen answers come at the end, whole
-            return [self._choice(final, number, completion) for completion in final.completions]
-        for event in events:
-            for delta in event.deltas:
-                index = number * self.params.n + delta.index
-                choice = found.setdefault(
-                    delta.index, {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-                )
-                choice["text"] += delta.text
-                if delta.logprobs:
-                    choice.setdefault("_logprobs", []).extend(delta.logprobs)
-                if self.body.return_token_ids:
-                    choice.setdefault("token_ids", []).extend(delta.token_ids)
-                choice["finish_reason"] = delta.finish_reason or choice["finish_reason"]
-        for choice in found.values():
-            entries = choice.pop("_logprobs", None)
-            if entries:
-                choice["logprobs"] = self._logprobs(entries)
-        return list(found.values())
+    def _chunks(self, number: int, event: RequestOutput) -> list[dict[str, Any]]:
+        """Return what an event adds to each answer."""
+        if event.finished and self.params.draws != self.params.n:  # the chosen answers come at the end, whole
+            return [self._choice(event, number, completion) for completion in event.completions]
+        chunks = []
+        for delta in event.deltas:
+            choice: dict[str, Any] = {
+                "index": number * self.params.n + delta.index,
+                "text": delta.text,
+                "logprobs": self._logprobs(delta.logprobs) if delta.logprobs else None,
+                "finish_reason": delta.finish_reason,
+            }
+            if self.body.return_token_ids:
+                choice["token_ids"] = delta.token_ids
+            chunks.append(choice)
+        return chunks
 
     def _choice(self, final: RequestOutput, number: int, completion: Any) -> dict[str, Any]:
         text = "" if self.score_only else completion.text

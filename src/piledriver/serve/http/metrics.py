@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from piledriver.core.errors import MissingDependencyError
-from piledriver.serve.engine import Engine
+from piledriver.serve.ipc.remote_engine import RemoteEngine
 from piledriver.serve.request import RequestOutput
-from piledriver.serve.scheduling.scheduler import Step
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -17,7 +19,7 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 class ServerMetrics:
     """Counters, gauges and histograms of one server."""
 
-    def __init__(self, model_name: str, engine: Engine) -> None:
+    def __init__(self, model_name: str, engine: RemoteEngine) -> None:
         try:
             import prometheus_client as prometheus
         except ImportError as error:
@@ -36,10 +38,10 @@ class ServerMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
             return prometheus.Histogram(f"vllm:{name}", text, buckets=buckets, **labels).labels(model_name)
 
-        scheduler, pool = engine.scheduler, engine.pool
-        gauge("num_requests_running", "Answers that are being decoded", lambda: len(scheduler.running))
-        gauge("num_requests_waiting", "Answers that wait", lambda: len(scheduler.waiting))
-        gauge("kv_cache_usage_perc", "Share of cache blocks in use", lambda: 1 - pool.free / pool.count)
+        blocks = engine.facts.blocks
+        gauge("num_requests_running", "Answers that are being decoded", lambda: engine.running)
+        gauge("num_requests_waiting", "Answers that wait", lambda: engine.waiting)
+        gauge("kv_cache_usage_perc", "Share of cache blocks in use", lambda: 1 - engine.free_blocks / blocks)
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
         self._generation_tokens = counter("generation_tokens", "Tokens of answers")
         self._cached_tokens = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
@@ -51,7 +53,10 @@ class ServerMetrics:
             labelnames=["model_name", "finished_reason"],
         )
         self._first = histogram("time_to_first_token_seconds", "Arrival to the first token", _SECONDS)
-        self._between = histogram("inter_token_latency_seconds", "Between two tokens of an answer", _SECONDS)
+        self._between = CountedHistogram(
+            "vllm:inter_token_latency_seconds", "Between two tokens of an answer", _SECONDS, model_name
+        )
+        self.registry.register(self._between)
         self._whole = histogram("e2e_request_latency_seconds", "Arrival to the last token", _SECONDS)
         self._queue = histogram("request_queue_time_seconds", "Arrival to the first step", _SECONDS)
         self._prefill = histogram("request_prefill_time_seconds", "First step to the first token", _SECONDS)
@@ -61,12 +66,7 @@ class ServerMetrics:
         self._step_sizes = histogram("iteration_tokens_total", "Tokens of a step", _TOKENS)
         self._preemptions = counter("num_preemptions", "Answers that lost their blocks and were computed again")
         self._model_name = model_name
-        engine.observe_steps(self._see_step)
-
-    def _see_step(self, step: Step) -> None:
-        self._step_sizes.observe(step.tokens)
-        if step.preempted:
-            self._preemptions.inc(len(step.preempted))
+        engine.on_step, engine.on_preempted = self._step_sizes.observe, self._preemptions.inc
 
     def observer(self) -> RequestObserver:
         """Return the observer of a request that arrives now."""
@@ -75,6 +75,29 @@ class ServerMetrics:
     def text(self) -> tuple[bytes, str]:
         """Return all figures in Prometheus' text format, and its content type."""
         return self._prometheus.generate_latest(self.registry), self._prometheus.CONTENT_TYPE_LATEST
+
+
+class CountedHistogram:
+    """A histogram to which many equal values are added at once: the tokens of one event."""
+
+    def __init__(self, name: str, text: str, buckets: tuple[float, ...], model_name: str) -> None:
+        self._name, self._text, self._buckets, self._model_name = name, text, buckets, model_name
+        self._counts, self._sum = [0] * (len(buckets) + 1), 0.0
+
+    def observe(self, value: float, count: int) -> None:
+        """Add `count` values."""
+        self._counts[bisect.bisect_left(self._buckets, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the figures in Prometheus' form."""
+        from prometheus_client.core import HistogramMetricFamily
+
+        family = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
+        bounds = [*(str(float(bound)) for bound in self._buckets), "+Inf"]
+        sums = itertools.accumulate(self._counts)
+        family.add_metric([self._model_name], list(zip(bounds, sums, strict=True)), self._sum)
+        yield family
 
 
 class RequestObserver:
@@ -100,8 +123,8 @@ class RequestObserver:
                     metrics._prefill.observe(now - event.scheduled_at)
             before = self._last.get(delta.index)
             if before is not None:
-                for _ in delta.token_ids:
-                    metrics._between.observe((now - before) / len(delta.token_ids))
+                count = len(delta.token_ids)
+                metrics._between.observe((now - before) / count, count)
             self._last[delta.index] = now
             metrics._generation_tokens.inc(len(delta.token_ids))
         if event.finished:

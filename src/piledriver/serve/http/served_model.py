@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from dataclasses import dataclass, field
@@ -12,12 +11,11 @@ from typing import Any
 
 from piledriver.core.errors import UsageError
 from piledriver.data.tokenizer.tokenizer import Tokenizer
-from piledriver.engine.shards.local_params import part
-from piledriver.serve.engine import Engine
 from piledriver.serve.http.config import ServerConfig
 from piledriver.serve.http.errors import ClientError
 from piledriver.serve.http.events import EventBridge
 from piledriver.serve.http.metrics import ServerMetrics
+from piledriver.serve.ipc.remote_engine import RemoteEngine
 from piledriver.serve.structured.grammar import GrammarCompiler
 from piledriver.serve.text.chat_template import ChatTemplate, find_chat_template, read_tokenizer_settings, token_text
 from piledriver.serve.text.prompt_encoder import PromptEncoder
@@ -27,7 +25,7 @@ from piledriver.serve.text.prompt_encoder import PromptEncoder
 class ServedModel:
     """A model that is being served."""
 
-    engine: Engine
+    engine: RemoteEngine
     config: ServerConfig
     name: str
     tokenizer: Tokenizer
@@ -38,16 +36,9 @@ class ServedModel:
     def __post_init__(self) -> None:
         self.bridge = EventBridge(self.engine, self.config.max_queue)
         self.metrics = ServerMetrics(self.name, self.engine)
-        self.grammars = GrammarCompiler(self.tokenizer, self.engine.model.config.vocab_size, self.engine.eos)
-
-    @cached_property
-    def fingerprint(self) -> str:
+        self.fingerprint = self.engine.facts.fingerprint
         """Checksum of the model's config, a sample of every weight and the engine's settings."""
-        digest = hashlib.sha256(repr(self.engine.model.config).encode() + repr(self.engine.config).encode())
-        for name, parameter in self.engine.model.named_parameters():
-            flat = part(parameter.detach()).reshape(-1)  # of a shard: its own, without a collective
-            digest.update(name.encode() + str(flat[:: max(1, len(flat) // 64)][:64].float().tolist()).encode())
-        return "pd_" + digest.hexdigest()[:12]
+        self.grammars = GrammarCompiler(self.tokenizer, self.engine.facts.vocab_size, self.engine.eos)
 
     def check_name(self, asked: str | None) -> None:
         """Raise an error with status 404 if a request names another model."""
@@ -77,10 +68,8 @@ class ServedModel:
         return {token: name.encode() for name, token in self.tokenizer.specials.items()}
 
 
-def open_served_model(engine: Engine, folder: str | Path, config: ServerConfig) -> ServedModel:
+def open_served_model(engine: RemoteEngine, folder: str | Path, config: ServerConfig) -> ServedModel:
     """Return the served model of a folder whose engine was opened."""
-    if engine.tokenizer is None:
-        raise UsageError(f"{folder} has no tokenizer", fix="add its tokenizer.json to the folder")
     settings = read_tokenizer_settings(Path(folder))
     bos = token_text(settings.get("bos_token"))
     # Only a tokenizer that adds the token itself was used so in training; others name one and never add it.

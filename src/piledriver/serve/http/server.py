@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 
 from piledriver.core.errors import MissingDependencyError, UsageError
 from piledriver.serve.http.config import ServerConfig
 from piledriver.serve.http.served_model import ServedModel
-
-_SWITCH_SECONDS = 0.0001
 
 
 def open_socket(config: ServerConfig) -> socket.socket:
@@ -50,6 +47,7 @@ def serve_http(served: ServedModel, listener: socket.socket, on_ready: Callable[
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            served.engine.attach()
             await super().startup(sockets)
             if on_ready is not None:
                 host, port = listener.getsockname()[:2]
@@ -59,16 +57,9 @@ def serve_http(served: ServedModel, listener: socket.socket, on_ready: Callable[
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal again when it has stopped; a server that was asked to stop and did ends with 0.
         before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-    # The engine's thread gives up the interpreter in every torch call and must have it back soon: requests are many,
-    # and what is sent to them would hold it for the default of 5 ms each time.
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    served.engine.start()
     try:
         Server(settings).run(sockets=[listener])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        served.engine.close()
         listener.close()
-        sys.setswitchinterval(interval)

@@ -84,11 +84,12 @@ class Grammar:
     """A compiled grammar; each answer gets a constraint of its own."""
 
     def __init__(self, source: str, tokens: llguidance.LLTokenizer) -> None:
-        self._source, self._tokens = source, tokens
+        self.source, self._tokens = source, tokens
+        """The grammar in llguidance's form."""
 
     def constraint(self) -> GrammarConstraint:
         """Return the constraint of one answer."""
-        return GrammarConstraint(_llguidance().LLMatcher(self._tokens, self._source, log_level=0))
+        return GrammarConstraint(_llguidance().LLMatcher(self._tokens, self.source, log_level=0))
 
 
 class GrammarConstraint:
