@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,18 @@ def over_http(folder: Path, log: Path, load: LoadConfig) -> dict[str, Any]:
         raise
     try:
         run_load(server.url, replace(load, requests=2 * load.clients, answer_tokens=32))
-        return run_load(server.url, load).summary()
+        before = steps_of(server.url)
+        found = run_load(server.url, load).summary()
+        return found | {"steps": steps_of(server.url) - before}
     finally:
         server.stop()
+
+
+def steps_of(url: str) -> int:
+    """Return how many steps a server's engine has run."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return round(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:iteration_tokens_total_count")))
 
 
 def main() -> None:
@@ -117,6 +127,7 @@ def main() -> None:
                 "first_token_ms": seen["first_token_ms"],
                 "between_tokens_ms": seen["between_tokens_ms"],
                 "errors": seen["errors"],
+                "steps": seen["steps"],
                 "command": " ".join(["python", "benchmarks/serve.py", *sys.argv[1:]]),
                 "device": torch.cuda.get_device_name() if gpu else "cpu",
                 "torch": torch.__version__,

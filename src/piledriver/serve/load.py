@@ -87,7 +87,7 @@ async def _run(url: str, config: LoadConfig, api_key: str) -> LoadResult:
     prefix = luck.choices(words, k=common)
     prompts = [prefix + luck.choices(words, k=config.prompt_tokens - common) for _ in range(config.requests)]
 
-    async def send(prompt: list[int]) -> None:
+    async def send(prompt: list[int], connection: Connection) -> None:
         body = {
             "prompt": prompt,
             "max_tokens": config.answer_tokens,
@@ -97,8 +97,9 @@ async def _run(url: str, config: LoadConfig, api_key: str) -> LoadResult:
             "seed": config.seed,
         }
         try:
-            await _observe(url, body, api_key, result)
+            await _observe(connection, body, result)
         except (OSError, ValueError, asyncio.IncompleteReadError, PiledriverError) as error:
+            connection.close()
             result.errors.append(f"{type(error).__name__}: {error}")
 
     started = time.perf_counter()
@@ -106,24 +107,30 @@ async def _run(url: str, config: LoadConfig, api_key: str) -> LoadResult:
         left = iter(prompts)
 
         async def client() -> None:
+            connection = Connection(url, api_key)
             for prompt in left:
-                await send(prompt)
+                await send(prompt, connection)
+            connection.close()
 
         await asyncio.gather(*(client() for _ in range(config.clients)))
     else:
+
+        async def visitor(prompt: list[int]) -> None:
+            connection = Connection(url, api_key)
+            await send(prompt, connection)
+            connection.close()
+
         async with asyncio.TaskGroup() as group:
             for prompt in prompts:
-                group.create_task(send(prompt))
+                group.create_task(visitor(prompt))
                 await asyncio.sleep(luck.expovariate(config.rate))
     result.seconds = time.perf_counter() - started
     return result
 
 
-async def _observe(url: str, body: dict[str, Any], api_key: str, result: LoadResult) -> None:
+async def _observe(connection: Connection, body: dict[str, Any], result: LoadResult) -> None:
     started, last = time.perf_counter(), 0.0
-    async for line in _stream(url, "/v1/completions", body, api_key):
-        if line == b"[DONE]":
-            break
+    async for line in connection.events("/v1/completions", body):
         now, chunk = time.perf_counter(), json.loads(line)
         if "error" in chunk:
             raise PiledriverError(chunk["error"]["message"])
@@ -138,57 +145,62 @@ async def _observe(url: str, body: dict[str, Any], api_key: str, result: LoadRes
         result.tokens += count
 
 
-async def _stream(url: str, path: str, body: dict[str, Any], api_key: str) -> AsyncIterator[bytes]:
-    """Yield the data of server-sent events."""
-    reader, writer = await _request(url, "POST", path, api_key, json.dumps(body).encode())
-    try:
-        status = await _status(reader)
+class Connection:
+    """A connection of one client, which is kept open between its requests as OpenAI's clients keep theirs."""
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        place = urlsplit(url)
+        if place.scheme != "http" or not place.hostname:
+            raise UsageError(f"{url!r} is not the URL of a server", fix="give a URL such as http://127.0.0.1:8000")
+        self._host, self._port, self._key = place.hostname, place.port or 80, api_key
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Send a request and yield the data of its server-sent events, up to `[DONE]`."""
+        reader, status = await self.request("POST", path, json.dumps(body).encode())
         if status != 200:
             raise PiledriverError(f"status {status}: {(await reader.read(4096)).decode(errors='replace')}")
         async for line in reader:  # chunk sizes are lines of their own, which are no events
-            if line.startswith(b"data: "):
+            if line == b"0\r\n":  # the last chunk
+                await reader.readline()
+                return
+            if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
                 yield line[6:].strip()
-                if line.startswith(b"data: [DONE]"):
-                    return
-    finally:
-        writer.close()
+
+    async def request(self, method: str, path: str, body: bytes = b"") -> tuple[asyncio.StreamReader, int]:
+        """Send a request; return the reader of its answer's body, and its status."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port, limit=1 << 22)
+        reader, writer = self._streams
+        key = f"Authorization: Bearer {self._key}\r\n" if self._key else ""
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n{key}"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        status = int((await reader.readline()).split()[1])
+        while (await reader.readline()).strip():
+            pass
+        return reader, status
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
 
 
 async def _get(url: str, path: str, api_key: str) -> Any:
+    connection = Connection(url, api_key)
     try:
-        reader, writer = await _request(url, "GET", path, api_key)
+        reader, status = await connection.request("GET", path)
+        body = (await reader.readuntil(b"}")) if status == 200 else b""
     except OSError as error:
         raise UsageError(f"no server answers at {url}: {error}", fix="start `piledriver serve MODEL` first") from error
-    try:
-        status = await _status(reader)
-        body = await reader.read()
     finally:
-        writer.close()
+        connection.close()
     if status != 200:
         raise UsageError(f"{url}{path} answers with status {status}", fix="give the URL of a piledriver server")
-    return json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])
-
-
-async def _request(
-    url: str, method: str, path: str, api_key: str, body: bytes = b""
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    place = urlsplit(url)
-    if place.scheme != "http" or not place.hostname:
-        raise UsageError(f"{url!r} is not the URL of a server", fix="give a URL such as http://127.0.0.1:8000")
-    reader, writer = await asyncio.open_connection(place.hostname, place.port or 80, limit=1 << 22)
-    key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-    head = f"{method} {path} HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n{key}"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    await writer.drain()
-    return reader, writer
-
-
-async def _status(reader: asyncio.StreamReader) -> int:
-    status = int((await reader.readline()).split()[1])
-    while (await reader.readline()).strip():
-        pass
-    return status
+    return json.loads(body)
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:

@@ -48,7 +48,7 @@ class Tokenizer:
 
     def decode_bytes(self, ids: npt.ArrayLike) -> bytes:
         """Return the bytes of ids: exactly those that were encoded, unless the tokenizer changes text."""
-        plain = np.asarray(ids).tolist()
+        plain = ids if isinstance(ids, list) else np.asarray(ids).tolist()
         if self.pieces is None:
             return str(self.reference_decode(plain)).encode("utf-8")
         try:

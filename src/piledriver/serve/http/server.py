@@ -11,6 +11,9 @@ from piledriver.core.errors import MissingDependencyError, UsageError
 from piledriver.serve.http.config import ServerConfig
 from piledriver.serve.http.served_model import ServedModel
 
+_ACCEPTS = 16
+"""Connections accepted in one turn of the event loop."""
+
 
 def open_socket(config: ServerConfig) -> socket.socket:
     """Return a bound socket, so that a taken port is an error before the model is loaded."""
@@ -53,13 +56,17 @@ def serve_http(served: ServedModel, listener: socket.socket, on_ready: Callable[
                 host, port = listener.getsockname()[:2]
                 on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
+    # uvloop accepts one connection for each turn of the loop and each handle of the socket, which under load would
+    # make clients wait longer for their connection than for their answer.
+    listeners = [listener, *(listener.dup() for _ in range(_ACCEPTS - 1))]
     before = {}
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal again when it has stopped; a server that was asked to stop and did ends with 0.
         before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        Server(settings).run(sockets=[listener])
+        Server(settings).run(sockets=listeners)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        listener.close()
+        for each in listeners:
+            each.close()
