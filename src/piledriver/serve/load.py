@@ -157,7 +157,7 @@ class Connection:
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
         """Send a request and yield the data of its server-sent events, up to `[DONE]`."""
-        reader, status = await self.request("POST", path, json.dumps(body).encode())
+        reader, status, _ = await self.request("POST", path, json.dumps(body).encode())
         if status != 200:
             raise PiledriverError(f"status {status}: {(await reader.read(4096)).decode(errors='replace')}")
         async for line in reader:  # chunk sizes are lines of their own, which are no events
@@ -167,8 +167,8 @@ class Connection:
             if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
                 yield line[6:].strip()
 
-    async def request(self, method: str, path: str, body: bytes = b"") -> tuple[asyncio.StreamReader, int]:
-        """Send a request; return the reader of its answer's body, and its status."""
+    async def request(self, method: str, path: str, body: bytes = b"") -> tuple[asyncio.StreamReader, int, int]:
+        """Send a request; return the reader of its answer's body, its status, and the bytes of a body of one piece."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port, limit=1 << 22)
         reader, writer = self._streams
@@ -178,9 +178,11 @@ class Connection:
         writer.write(head.encode() + body)
         await writer.drain()
         status = int((await reader.readline()).split()[1])
-        while (await reader.readline()).strip():
-            pass
-        return reader, status
+        length = 0
+        while line := (await reader.readline()).strip():
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        return reader, status, length
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -192,8 +194,8 @@ class Connection:
 async def _get(url: str, path: str, api_key: str) -> Any:
     connection = Connection(url, api_key)
     try:
-        reader, status = await connection.request("GET", path)
-        body = (await reader.readuntil(b"}")) if status == 200 else b""
+        reader, status, length = await connection.request("GET", path)
+        body = await reader.readexactly(length)
     except OSError as error:
         raise UsageError(f"no server answers at {url}: {error}", fix="start `piledriver serve MODEL` first") from error
     finally:
