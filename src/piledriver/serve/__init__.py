@@ -3,6 +3,7 @@
 - `Engine` serves requests with continuous batching over a paged KV cache; `generate` continues prompts offline
 - `request`: what is asked and answered; `scheduling/`: block pool and scheduler, without torch; `execution/`: forward
   pass, sampling, CUDA graphs; `text/`: detokenisation and stop strings; `speculation/`: draft tokens
+- `http/`: the OpenAI-compatible server; `front_end` starts its process, `ipc/` connects it with the engine
 - `placement/` runs models larger than a device
 """
 

@@ -3,5 +3,6 @@
 - `messages`: what they send each other, and frames on a socket
 - `engine_service`: the engine's side; one message for a whole step
 - `remote_engine`: the server's side; tokens become text when a client's turn comes
-- `front_end`: start the server's process, and stop with it
+
+`piledriver.serve.front_end` starts the server's process.
 """

@@ -31,7 +31,7 @@ class FrontEnd:
     def __init__(self, listener: socket.socket, folder: str | Path, config: ServerConfig) -> None:
         """Start the process, which takes over the listening socket."""
         self._connection, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "piledriver.serve.ipc.front_end"]
+        command = [sys.executable, "-m", "piledriver.serve.front_end"]
         command += [str(listener.fileno()), str(theirs.fileno()), str(folder)]
         self._process = subprocess.Popen(
             command,
