@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     from piledriver.core.errors import MissingFileError, UsageError
     from piledriver.runtime import environment
     from piledriver.serve.execution.tensor_parallel.processes import end_with_parent, start_ranks
+    from piledriver.serve.front_end import FrontEnd
     from piledriver.serve.http.config import ServerConfig
     from piledriver.serve.http.server import open_socket
-    from piledriver.serve.front_end import FrontEnd
 
     check_offload(args, tp=args.tp > 1)
     if not Path(args.model).is_dir():
