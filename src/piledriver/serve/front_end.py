@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,7 +103,7 @@ def main() -> int:
 
 def _end_soon() -> None:
     """End the process once clients have been told: the engine's process is gone."""
-    threading.Thread(target=lambda: (time.sleep(0.2), os._exit(1)), daemon=True).start()
+    threading.Timer(0.2, os._exit, (1,)).start()
 
 
 if __name__ == "__main__":

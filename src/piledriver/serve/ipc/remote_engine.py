@@ -193,7 +193,8 @@ class RemoteRequest:
         self.scheduled_at: float | None = None
         self.finished = False
         self._request = request
-        self._cached, self._error = 0, None
+        self._cached = 0
+        self._error: str | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def finish(self, finished: Finished) -> None:
