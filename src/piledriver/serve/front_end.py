@@ -79,7 +79,7 @@ def main() -> int:
     from piledriver.data.tokenizer.open import open_tokenizer
     from piledriver.serve.http.served_model import open_served_model
     from piledriver.serve.http.server import serve_http
-    from piledriver.serve.ipc.messages import EngineFacts, decode_report, read_frame
+    from piledriver.serve.ipc.messages import EngineFacts, decode_report, receive_frame
     from piledriver.serve.ipc.remote_engine import RemoteEngine
 
     listener, connection = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
@@ -87,7 +87,7 @@ def main() -> int:
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerConfig)
     try:
         tokenizer = open_tokenizer(folder)
-        first = read_frame(connection)
+        first = receive_frame(connection)
         if first is None:  # the engine could not be opened; its process says why
             return 1
         facts = decode_report(first)

@@ -17,7 +17,7 @@ from piledriver.serve.http.app import make_app
 from piledriver.serve.http.config import ServerConfig
 from piledriver.serve.http.served_model import open_served_model
 from piledriver.serve.ipc.engine_service import EngineService
-from piledriver.serve.ipc.messages import EngineFacts, decode_report, read_frame
+from piledriver.serve.ipc.messages import EngineFacts, decode_report, receive_frame
 from piledriver.serve.ipc.remote_engine import RemoteEngine
 from piledriver.serve.offline import open_engine
 from tests.serve.http.conftest import Server
@@ -115,7 +115,7 @@ def app(folder: Path) -> Any:
     mine, theirs = socket.socketpair()
     service = EngineService(engine, theirs)
     service.start()
-    facts = decode_report(read_frame(mine) or b"")
+    facts = decode_report(receive_frame(mine) or b"")
     assert isinstance(facts, EngineFacts)
     config = ServerConfig(api_key="sesame", max_body_bytes=20_000, max_queue=3)
     yield make_app(open_served_model(RemoteEngine(mine, facts, engine.tokenizer), folder, config))

@@ -131,7 +131,7 @@ class FrameReader:
         return found
 
 
-def read_frame(connection: Any) -> bytes | None:
+def receive_frame(connection: Any) -> bytes | None:
     """Wait for the first frame of a blocking socket; None if it was closed."""
     head = _read(connection, _LENGTH.size)
     return None if head is None else _read(connection, _LENGTH.unpack(head)[0])
