@@ -273,3 +273,7 @@ def test_a_layout_prints_and_saves_its_tiers(tmp_path: Path) -> None:
     for options in ({"zero": 0}, {"zero": 1, "offload": Offload(gradients="step")}):
         with pytest.raises(LayoutError):
             Layout(**{"offload": "optimizer", **options}).on(2)
+    assert Layout(pp=2, offload="optimizer").on(2).offloads
+    for options in ({"offload": "parameters"}, {"offload": Offload(gradients="step")}, {"schedule": "zbv"}):
+        with pytest.raises(LayoutError, match=r"offload .* with "):
+            Layout(**{"pp": 2, "offload": "optimizer", **options})
