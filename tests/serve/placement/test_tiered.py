@@ -99,6 +99,22 @@ def test_dispatch_streams_quantised_layers(folder, tmp_path):
     assert torch.equal(again(TOKENS), whole(TOKENS))
 
 
+def test_where_one_block_fits_none_is_fetched_ahead(folder):
+    roomy = open_tiered(folder, length=16, max_memory={"cpu": 3_000_000})
+    sizes = [sum(one.nbytes for one in block.parameters()) for block in load_folder(folder).blocks.values()]
+    taken = roomy.plan.needs.activations + roomy.plan.needs.cache
+    ends = sum(roomy.plan.weights.values()) - sum(sizes)
+    tight = open_tiered(folder, length=16, max_memory={"cpu": taken + ends + int(2.5 * max(sizes))})
+    assert (roomy.plan.depth, roomy.stream.stream.depth) == (1, 1)
+    assert (tight.plan.depth, tight.stream.stream.depth) == (0, 0)
+    assert tight.plan.seconds > roomy.plan.seconds
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(tight.model(TOKENS), roomy.model(TOKENS))
+    assert tight.stream.stream.depth == 0
+    assert tight.stream.memory.arena.nbytes <= 2 * max(sizes) < roomy.stream.memory.arena.nbytes
+
+
 def test_run_prints_map_prediction_answer_and_measurement(folder, capsys):
     words = ["run", str(folder), "Hello", "--max-tokens", "6", "--memory", "3MB"]
     assert main(words) == 0

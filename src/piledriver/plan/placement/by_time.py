@@ -25,8 +25,8 @@ from piledriver.plan.hardware.here import detect_cluster
 from piledriver.plan.placement.room import WORKSPACE_BYTES, Room, inference_room
 from piledriver.plan.placement.sizes import compute_module_sizes
 
-_DEPTH = 1
-
+DEPTHS = (1, 0)
+"""Blocks that are fetched ahead: one, or none where a device has no memory for two."""
 
 Place = Any
 """The number of an accelerator, "cpu" or "disk"."""
@@ -88,6 +88,8 @@ class DeviceMap:
     """Bytes that each device keeps free for activations, cache and streamed blocks."""
     needs: Room
     """Activations and cache of the whole model."""
+    depth: int
+    """Streamed blocks ahead of the one that computes that `room` holds."""
     spare: int
     """Bytes of the main device that are left: more streamed blocks may be fetched ahead into them."""
     seconds: float
@@ -117,12 +119,14 @@ def place_by_time(
     no_split: Sequence[str] = (),
     window: float = 1.0,
     room: Room | None = None,
+    depths: Sequence[int] = DEPTHS,
 ) -> DeviceMap:
     """Return the fastest map that leaves room for a batch of sequences of `length` tokens.
 
     `memory` gives bytes by device: integers for accelerators, "cpu"; what does not fit there is on disk. A streamed
     block takes `window` times its bytes while it is on the device. `room` is counted unless it is given. The first
-    device is the main one: it computes what is streamed and holds what is outside the blocks.
+    device is the main one: it computes what is streamed and holds what is outside the blocks. Of `depths`, the first is
+    taken for which there is memory.
     """
     sizes = compute_module_sizes(model, dtype=dtype)
     room = room or inference_room(model, batch, length, dtype)
@@ -140,17 +144,23 @@ def place_by_time(
     shared = sum(sizes.get(name, 0) for group in tied for name in group[1:] if name in sizes)
     free[main] -= sum(sizes.get(name, 0) for name in ends) - shared
     host = int(memory.get("cpu", 0)) if accelerators else 0
-    found = _candidates(block_sizes, cache, free, main, host, window)
-    if found is None:
-        need = memory[main] - free[main] + window * window_bytes(block_sizes, 0) + room.cache
+    for depth in depths:
+        found = _candidates(block_sizes, cache, free, main, host, window, depth)
+        if found:
+            break
+    else:
+        need = memory[main] - free[main] + window * window_bytes(block_sizes, depths[-1]) + room.cache
+        blocks_needed = "two blocks" if depths[-1] else "one block"
         raise PlanError(
-            f"{main} may hold {readable(memory[main])}; activations, cache, one block and what is outside the blocks "
-            f"(embedding, output projection) need {readable(need)} at batch {batch} and length {length}",
+            f"{main} may hold {readable(memory[main])}; activations, cache, {blocks_needed} and what is outside the "
+            f"blocks (embedding, output projection) need {readable(need)} at batch {batch} and length {length}",
             fix="raise the memory limit, or lower the batch or the length",
         )
     timed = []
     for number, places in enumerate(found):
-        seconds, prefill = (_seconds(places, block_sizes, tokens, rates, main) for tokens in (batch, batch * length))
+        seconds, prefill = (
+            _seconds(places, block_sizes, tokens, rates, main, depth) for tokens in (batch, batch * length)
+        )
         # Of maps that decode as fast, to one percent, the one that reads a prompt faster.
         timed.append((round(math.log(seconds) * 100), prefill, number, seconds, places))
     _, prompt_seconds, _, seconds, places = min(timed)
@@ -165,7 +175,7 @@ def place_by_time(
     for place, size in zip(places, cache, strict=True):
         kept[place if place in kept else main] += size
     streamed = [size for size, place in zip(block_sizes, places, strict=True) if _is_streamed(place, main)]
-    kept[main] += int(window * window_bytes(streamed, _DEPTH))
+    kept[main] += int(window * window_bytes(streamed, depth))
     resident = sum(size for size, place in zip(block_sizes, places, strict=True) if place == main)
     spare = free[main] - resident - (kept[main] - room.activations)
     return DeviceMap(
@@ -173,6 +183,7 @@ def place_by_time(
         weights=totals,
         room=kept,
         needs=room,
+        depth=depth,
         spare=max(int(spare), 0),
         seconds=seconds,
         prompt_seconds=prompt_seconds,
@@ -217,9 +228,9 @@ def _ends(model: nn.Module, blocks: Sequence[str]) -> list[str]:
 
 
 def _candidates(
-    sizes: list[int], cache: list[int], free: dict[Any, int], main: Any, host: int, window: float
-) -> list[list[Any]] | None:
-    """Return the places of the blocks in several orders; None if the main device has no room to stream."""
+    sizes: list[int], cache: list[int], free: dict[Any, int], main: Any, host: int, window: float, depth: int
+) -> list[list[Any]]:
+    """Return the places of the blocks in several orders; none if the main device has no room to stream."""
     count, total = len(sizes), sum(sizes) + sum(cache)
     if total <= free[main]:
         return [[main] * count]
@@ -236,14 +247,11 @@ def _candidates(
     left = free[main] - sum(cache[:last])
     orders = [list(range(last)), _evenly(last), sorted(range(last), key=lambda i: -sizes[i])]
     found = []
-    for depth in (_DEPTH, 0):
-        for order in orders:
-            resident = _fill(order, sizes[:last], left, depth, window)
-            if resident is not None:
-                found.append([*_tiers(sizes[:last], resident, main, host), *places[last:]])
-        if found:
-            return found
-    return None
+    for order in orders:
+        resident = _fill(order, sizes[:last], left, depth, window)
+        if resident is not None:
+            found.append([*_tiers(sizes[:last], resident, main, host), *places[last:]])
+    return found
 
 
 def _fill(order: list[int], sizes: list[int], left: int, depth: int, window: float) -> set[int] | None:
@@ -284,7 +292,7 @@ def _evenly(count: int) -> list[int]:
     return [i for i in reverse if i < count]
 
 
-def _seconds(places: list[Any], sizes: list[int], tokens: int, rates: LinkRates, main: Any) -> float:
+def _seconds(places: list[Any], sizes: list[int], tokens: int, rates: LinkRates, main: Any, depth: int) -> float:
     """Return the seconds of a forward over so many tokens; compute reads every weight once from device memory."""
     streamed = [i for i, place in enumerate(places) if _is_streamed(place, main)]
     where = [main if i in streamed else place for i, place in enumerate(places)]
@@ -296,4 +304,4 @@ def _seconds(places: list[Any], sizes: list[int], tokens: int, rates: LinkRates,
     until = [*streamed[1:], len(places)]
     spans = [sum(compute[i:end]) for i, end in zip(streamed, until, strict=True)]
     spans[-1] += sum(compute[: streamed[0]])
-    return cycle_seconds(fetch, spans, _DEPTH)
+    return cycle_seconds(fetch, spans, depth)

@@ -94,7 +94,7 @@ def open_tiered(
         left = _LEFT_ALONE + stacks + THREADS * STAGED_BYTES
         memory["cpu"] = max(int(memory["cpu"] * (1 - _LEFT_SHARE)) - left, 0)
     plan = place_by_time(model, memory, batch=batch, length=length, rates=rates, window=_WINDOW, room=room)
-    stream = place_tiered(model, sources, plan.places, spare=plan.spare)
+    stream = place_tiered(model, sources, plan.places, spare=plan.spare, depth=plan.depth)
     model.source_config, model.generation = theirs, read_generation(folder, theirs)
     if stream is not None:
         stream.stream.expected_rates = {Tier.DISK: rates.disk}
@@ -102,11 +102,11 @@ def open_tiered(
 
 
 def place_tiered(
-    model: Transformer, sources: Mapping[str, Assembled], device_map: Mapping[str, Any], *, spare: int
+    model: Transformer, sources: Mapping[str, Assembled], device_map: Mapping[str, Any], *, spare: int, depth: int = 1
 ) -> ModelStream | None:
     """Load the weights of a meta model to the devices of a map and stream the other blocks; return the stream.
 
-    More than one block is fetched ahead only into `spare` bytes.
+    `depth` blocks (0 or 1) are fetched ahead, and more only into `spare` bytes.
     """
     tensors = dict(model.named_parameters()) | {name: one for name, one in model.named_buffers() if name in sources}
     places = {name: device_map[prefix_in(name, device_map) or ""] for name in tensors}
@@ -143,7 +143,7 @@ def place_tiered(
         return _load(sources[name], parameter)
 
     sizes = [int(_WINDOW * sum(weight.nbytes for *_, weight in group.weights(buffers=False))) for group in groups]
-    return ModelStream(groups, source_of, device, deepest=_deepest(sizes, spare))
+    return ModelStream(groups, source_of, device, deepest=_deepest(sizes, spare) if depth else 0)
 
 
 def _deepest(sizes: list[int], spare: int) -> int:

@@ -194,7 +194,7 @@ class BlockStream:
         visits += [(i, BACKWARD) for i, _ in reversed(visits) if (i, BACKWARD) in self._ended]
         fetch = [self.blocks[i].fetch_seconds() for i, _ in visits]
         compute = [self._between(visit) for visit in visits]
-        if all(one is not None for one in (*fetch, *compute)):
+        if self.deepest and all(one is not None for one in (*fetch, *compute)):
             depth = choose_depth(fetch, compute, min(self.deepest, len(self.blocks) - 1))  # type: ignore[arg-type]
             if depth <= self.depth or self._room(depth):
                 self.depth = depth

@@ -125,7 +125,9 @@ class ModelStream:
             attach_stream(module, self, number)
 
     def _start(self, deepest: int) -> None:
-        self.stream = BlockStream(self.blocks, self.device, deepest=deepest, make_room=self._make_room)
+        # Memory that the system provides when it is touched cannot be found missing here: 0 must be asked for.
+        depth = min(1, deepest)
+        self.stream = BlockStream(self.blocks, self.device, depth=depth, deepest=deepest, make_room=self._make_room)
         if not self._make_room(self.stream.depth):
             self.stream.depth = 0
             if not self._make_room(0):

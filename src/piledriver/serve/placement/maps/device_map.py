@@ -46,8 +46,11 @@ def infer_auto_device_map(
     if batch is not None and length is not None:
         wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
         memory = get_max_memory(max_memory)
+        # Room for two blocks: `dispatch_model`, which does not see the plan, fetches one ahead.
         try:
-            found = place_by_time(model, memory, batch=batch, length=length, dtype=wanted, no_split=classes)
+            found = place_by_time(
+                model, memory, batch=batch, length=length, dtype=wanted, no_split=classes, depths=(1,)
+            )
         except PlanError as error:
             raise PlacementError(error.what, fix=error.fix) from error
         return clean_device_map(found.places) if clean_result else found.places
