@@ -17,6 +17,8 @@ from tests.checkpoint.processes import run
 
 pytest.importorskip("transformers")
 
+from tests.engine.fused.catalogue import batch, build
+
 EAGER: dict[str, Any] = {"compile": False, "precision": "fp32"}
 
 
@@ -84,6 +86,24 @@ def _on_two(rank: int) -> None:
     for name in ("bert", "t5", "bart", "mamba"):
         with pytest.raises(LayoutError, match="cp 2 needs to know where"):
             Accelerator(world=group_world(), layout=Layout(cp=2, **EAGER)).prepare(made(name))
+    for name, layout, reason in (
+        ("mixtral", Layout(tp=2, **EAGER), "tp does not shard the stacked experts"),
+        ("gemma2", Layout(cp=2, **EAGER), "attn_logit_softcapping"),
+        ("llama4", Layout(cp=2, **EAGER), "chunked_attention of Llama4ForCausalLM mixes positions"),
+    ):
+        with pytest.raises(LayoutError, match=reason):
+            Accelerator(world=group_world(), layout=layout).prepare(build(name))
+    for name, window, reason in (
+        ("gpt-oss", {"sliding_window": 64}, "sinks"),
+        ("deepseek-v3", {}, "another width"),
+        ("mistral", {}, "a window"),
+    ):
+        model = Accelerator(world=group_world(), layout=Layout(cp=2, **EAGER)).prepare(build(name, **window))
+        with pytest.raises(EngineError, match=reason):
+            model(**batch(name))
+    model = Accelerator(world=group_world(), layout=Layout(cp=2, **EAGER)).prepare(build("mixtral"))
+    with pytest.raises(EngineError, match="balance loss would be that of a shard"):
+        model(**batch("mixtral"), output_router_logits=True)
     # A part of the blocks is recomputed, after others that were given the cache of the model.
     assert_like_plain("llama", Layout(zero=2, activations="budget", activation_budget=0.6, **EAGER))
     # `model(**batch).loss`, and all keys of a tied model.

@@ -83,10 +83,12 @@ HUGGING_FACE: dict[str, Any] = {
 
 
 def _hugging_face() -> None:
-    """A decoder of Hugging Face's, with tied weights, capped logits and padding, loaded from the whole's weights."""
+    """A decoder of Hugging Face's, with tied weights, capped logits, padding and windows in its last layers."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
-    config = Gemma2Config(**HUGGING_FACE, final_logit_softcapping=0.5, attn_implementation="eager")
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    windows: dict[str, Any] = {"sliding_window": 3, "layer_types": kinds, "attn_implementation": "eager"}
+    config = Gemma2Config(**HUGGING_FACE, final_logit_softcapping=0.5, **windows)
     torch.manual_seed(0)
     whole = Gemma2ForCausalLM(config)
     state = {name: value.clone() for name, value in whole.state_dict().items()}
@@ -106,7 +108,7 @@ def _hugging_face() -> None:
         got = torch.optim.SGD(model.parameters(), lr=0.1)
         loss = whole(x, attention_mask=attention, labels=labels, use_cache=False).loss
         loss.backward()
-        piped = run_batch(pipeline, x, labels, context={"attention_mask": attention})
+        piped = run_batch(pipeline, x, labels, context={"attention_mask": attention, "use_cache": False})
         torch.testing.assert_close(piped, loss.detach(), rtol=1e-5, atol=1e-6)
         for optimizer in (want, got):
             optimizer.step()

@@ -63,9 +63,16 @@ def _check(model: Any, sharding: SequenceSharding, layout: Layout) -> None:
             f"cp {layout.cp} by all-to-all does not divide the {heads} heads that tp {layout.tp} leaves",
             fix="use cp_method='ring'",
         )
-    for name in ("attn_logit_softcapping", "num_experts", "num_local_experts"):
-        if getattr(config, name, None):
-            raise LayoutError(f"cp {layout.cp} does not support {name} of {type(model).__name__}", fix="use cp=1")
+    if getattr(config, "attn_logit_softcapping", None):
+        raise LayoutError(
+            f"cp {layout.cp} does not support attn_logit_softcapping of {type(model).__name__}", fix="use cp=1"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    mixing = sorted(kinds) or [name for name, module in model.named_modules() if isinstance(module, nn.Conv1d)]
+    if mixing:
+        raise LayoutError(
+            f"cp {layout.cp}: {mixing[0]} of {type(model).__name__} mixes positions, which cp shards", fix="use cp=1"
+        )
 
 
 def _own_config(model: Any) -> None:
@@ -102,6 +109,10 @@ def _attend(
         raise EngineError(
             f"{type(module).__name__} uses a mask, dropout, a soft cap or a window, which cp does not support",
             fix="turn it off in the config, or use cp=1",
+        )
+    if options.get("s_aux") is not None or value.shape[-1] != query.shape[-1]:
+        raise EngineError(
+            f"{type(module).__name__} has sinks or values of another width, which cp does not support", fix="use cp=1"
         )
     if query.shape[2] != key.shape[2]:
         raise EngineError("a key-value cache is not sharded over cp", fix="generate with cp=1")
@@ -140,6 +151,12 @@ class _Before:
         if mask is not None and not bool(mask.all()):
             raise EngineError(
                 "cp does not support padding in attention_mask", fix="pad on the right and leave the mask out"
+            )
+        config: Any = module.config
+        if given.get("output_router_logits", getattr(config, "output_router_logits", False)):
+            raise EngineError(
+                "output_router_logits: under cp the balance loss would be that of a shard of the sequence",
+                fix="set output_router_logits to False, or use cp=1",
             )
         sharding.length = ids.shape[1]
         places = torch.arange(sharding.length, device=ids.device).expand_as(ids)

@@ -98,6 +98,10 @@ def _from_transformers(model: nn.Module) -> dict[str, Role]:
     if not isinstance(plan, dict) or not any(style in _STYLES for style in plan.values()):
         return {}
     strange = {style for style in plan.values() if style not in _STYLES}
+    if any("expert" in style for style in strange):
+        raise LayoutError(
+            f"tp does not shard the stacked experts of {type(model).__name__}", fix="use ep for them, or zero 3"
+        )
     if strange:
         raise LayoutError(
             f"{type(model).__name__} has the unknown tp_plan style {sorted(strange)[0]!r}", fix="use zero 3 instead"

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from piledriver.engine.errors import LayoutError
+
 
 def inner_model(model: nn.Module) -> str | None:
     """Return the name of the decoder inside a causal language model, None for other structures."""
@@ -24,8 +26,8 @@ def inner_model(model: nn.Module) -> str | None:
 class HuggingFaceStage(nn.Module):
     """Mixed into the class of the split model."""
 
-    def forward(self, x: Tensor, **context: Any) -> Any:
-        """Map tokens or hidden states to hidden states or logits."""
+    def forward(self, x: Tensor, use_cache: bool | None = None, **context: Any) -> Any:
+        """Map tokens or hidden states to hidden states or logits. A call may ask for a cache; a stage has none."""
         inner: Any = self.model
         if inner.embed_tokens is not None:
             x = inner.embed_tokens(x)
@@ -55,5 +57,19 @@ def make_huggingface_stage(shell: nn.Module) -> nn.Module:
     inner: Any = shell.model
     if inner.norm is None:
         inner.norm = nn.Identity()
+    _keep_layer_types(inner)
     shell.__class__ = type(f"{type(shell).__name__}Stage", (HuggingFaceStage, type(shell)), {})
     return shell
+
+
+def _keep_layer_types(inner: Any) -> None:
+    """Give a decoder the kinds of the layers that it kept: it looks up mask and positions by a layer's place."""
+    kinds = getattr(inner.config, "layer_types", None)
+    if kinds is None:
+        return
+    kept = [kinds[int(number)] for number in inner.layers._modules]
+    own = copy.copy(inner.config)
+    vars(own)["layer_types"] = kept
+    if own.layer_types != kept:
+        raise LayoutError(f"pp: the layer_types of {type(inner).__name__} cannot be split", fix="use pp=1")
+    inner.config = own
