@@ -6,7 +6,7 @@ block, its statistics and one batch of activations, whatever the size of the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
+from piledriver.core.progress import track
 from piledriver.data import Cursor, TokenStream
 from piledriver.models import Transformer, make_masks
+from piledriver.models.block import Block
 
 
 class Calibration(NamedTuple):
@@ -51,6 +53,12 @@ class Calibration(NamedTuple):
             "cursor": {"seed": start.seed, "epoch": start.epoch, "index": start.index},
         }
         return cls(torch.from_numpy(batch.inputs.astype("int64")), ids, origin)
+
+
+def each_block(model: Transformer, label: str, show_progress: bool) -> Iterator[tuple[str, Block]]:
+    """Yield the blocks of a model by name; show progress on standard error if asked to."""
+    blocks = cast(Iterable[tuple[str, Block]], model.blocks.items())
+    return iter(track(blocks, label, total=len(model.blocks), unit="blocks") if show_progress else blocks)
 
 
 class LayerStatistics:

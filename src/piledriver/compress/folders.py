@@ -11,7 +11,7 @@ from torch import nn
 
 from piledriver.compress.calibration import Calibration
 from piledriver.compress.comparison import compare_models
-from piledriver.compress.prune import PruneMethod, prune
+from piledriver.compress.prune import CompareWithin, PruneMethod, prune
 from piledriver.compress.quantise import Method, quantise
 from piledriver.compress.structured import SmallerShape
 from piledriver.compress.structured.prune_shape import LayerScore
@@ -39,11 +39,17 @@ class CompressConfig:
     """Patterns of layer names that stay as they are, such as blocks.0.* or *.mlp.down."""
     device: str | None = None
     """Device to which one block at a time is moved; default: a GPU if there is one."""
+    batch_tokens: int = 8192
+    """Tokens of the calibration text that a block computes at a time."""
+    damping: float = 0.01
+    """Part of the Hessian's mean diagonal that is added to it (gptq, sparsegpt, a shape)."""
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.start < 0:
+        if self.samples < 1 or self.start < 0 or self.batch_tokens < 1 or self.damping < 0:
             raise ConfigError(
-                f"samples is {self.samples} and start {self.start}", fix="give samples from 1 and start from 0 up"
+                f"samples is {self.samples}, start {self.start}, batch_tokens {self.batch_tokens}, "
+                f"damping {self.damping}",
+                fix="give samples and batch_tokens from 1, start and damping from 0 up",
             )
         if os.path.realpath(self.out) == os.path.realpath(self.model):
             raise ConfigError(f"out is {self.out}, the folder of the model", fix="write to another folder")
@@ -61,6 +67,14 @@ class QuantiseConfig(CompressConfig):
     """Layers with the largest error that stay as they are."""
     head: bool = False
     """Round the output projection to int8 too."""
+    activation_order: bool = True
+    """gptq: round the columns with the largest inputs first."""
+    static_groups: bool = True
+    """gptq without activation_order: false computes the scales of a group when it is reached."""
+    true_sequential: bool = True
+    """gptq: the inputs of a layer are those that the quantised layers of its own block give."""
+    smoothing: float = 0.5
+    """smoothquant: how much of the outliers of activations goes into the weights, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +87,8 @@ class PruneConfig(CompressConfig):
     """Keep 2 of every 4 or 4 of every 8 consecutive weights, in place of a share."""
     method: PruneMethod = "wanda"
     """How weights are chosen."""
+    compare: CompareWithin = "row"
+    """Weights that compete with each other: those of a row, or (magnitude, wanda) of a layer."""
     shape: SmallerShape | None = None
     """Remove whole parts instead, and write a plain smaller model: the sizes to keep."""
     layer_score: LayerScore = "influence"
@@ -125,8 +141,15 @@ def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
         skip=config.skip,
         keep_sensitive=config.keep_sensitive,
         head="int8" if config.head else None,
+        activation_order=config.activation_order,
+        static_groups=config.static_groups,
+        true_sequential=config.true_sequential,
+        damping=config.damping,
+        smoothing=config.smoothing,
         device=device,
+        batch_tokens=config.batch_tokens,
         in_place=True,
+        show_progress=True,
     )
     return _save(small, config)
 
@@ -139,12 +162,16 @@ def prune_folder(config: PruneConfig) -> dict[str, Any]:
         model,
         config.shape or amount,
         method=config.method,
+        compare=config.compare,
         data=_calibration(config),
         skip=config.skip,
+        damping=config.damping,
         layer_score=config.layer_score,
         correct=config.correct,
         device=device,
+        batch_tokens=config.batch_tokens,
         in_place=True,
+        show_progress=True,
     )
     return _save(small, config)
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics
+from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics, each_block
 from piledriver.compress.forecast import CompressionPlan
 from piledriver.compress.sparsegpt import importance, smallest, smallest_of_each, sparsegpt
 from piledriver.compress.structured import SmallerShape, prune_shape
@@ -44,6 +44,7 @@ def prune(
     device: torch.device | str | None = None,
     batch_tokens: int = 8192,
     in_place: bool = False,
+    show_progress: bool = False,
 ) -> Transformer:
     """Return the model with a share of the weights of its blocks' linear layers set to zero.
 
@@ -82,6 +83,7 @@ def prune(
             damping=damping,
             device=torch.device(device) if device is not None else model.output_weight().device,
             batch_tokens=batch_tokens,
+            show_progress=show_progress,
         )
     pattern, share = _parse(sparsity)
     if method not in PRUNE_METHODS:
@@ -100,7 +102,7 @@ def prune(
         walk = BlockWalk(model, calibration, device=place, batch_tokens=batch_tokens)
     skipped: dict[str, str] = {}
     zeros: dict[str, float] = {}
-    for name, block in model.blocks.items():
+    for name, block in each_block(model, "prune", show_progress):
         home = next(block.parameters()).device
         layers = {key: module for key, module in block.named_modules() if type(module) is Linear}
         if isinstance(block.mlp, MoE):

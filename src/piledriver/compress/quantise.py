@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.compress.awq import output_error, round_clipped, search_scale
-from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics
+from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics, each_block
 from piledriver.compress.experts import quantise_experts
 from piledriver.compress.gptq import gptq
 from piledriver.compress.scaling import apply_scale, input_scales
@@ -69,6 +69,7 @@ def quantise(
     device: torch.device | str | None = None,
     batch_tokens: int = 8192,
     in_place: bool = False,
+    show_progress: bool = False,
 ) -> Transformer:
     """Return the model with quantised linear layers; it evaluates, serves and saves like any other.
 
@@ -77,7 +78,8 @@ def quantise(
     patterns of layer names (`blocks.0.*`, `*.mlp.down`) that stay as they are; `keep_sensitive` is a number of layers
     with the largest relative error that stay too. `head` rounds the output projection to 8 bits (and with it the
     embedding, where they are tied). `activation_order`, `static_groups`, `true_sequential` and `damping` belong to
-    GPTQ, `smoothing` to SmoothQuant. Blocks are moved to `device` one at a time and back.
+    GPTQ, `smoothing` to SmoothQuant. Blocks are moved to `device` one at a time and back; `batch_tokens` of the samples
+    are computed at a time.
 
     What was done, with the error of each layer, is appended to `model.compression`.
 
@@ -111,7 +113,7 @@ def quantise(
         sequential=true_sequential and method == "gptq",
     )
     walk = None if calibration is None else BlockWalk(model, calibration, device=place, batch_tokens=batch_tokens)
-    for name, block in model.blocks.items():
+    for name, block in each_block(model, "quantise", show_progress):
         home = next(block.parameters()).device
         work.block(name, cast(Block, block), walk)
         block.to(home)

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from piledriver.compress.calibration import BlockWalk, Calibration
+from piledriver.compress.calibration import BlockWalk, Calibration, each_block
 from piledriver.compress.structured.cut import KeptParts, cut
 from piledriver.compress.structured.importance import (
     ModelScores,
@@ -36,6 +36,7 @@ def prune_shape(
     damping: float = 0.01,
     device: torch.device,
     batch_tokens: int = 8192,
+    show_progress: bool = False,
 ) -> Transformer:
     """Return a plain smaller model; `model` is changed and must not be used again.
 
@@ -57,7 +58,7 @@ def prune_shape(
         _rescale_norms(model, scores, channels)
     experts = {} if shape.experts is None else _experts(scores, shape.experts, config)
     model = cut(model, KeptParts(layers=layers, channels=channels, experts=experts))
-    groups, neurons, errors = _narrow(model, shape, calibration, correct, damping, device, batch_tokens)
+    groups, neurons, errors = _narrow(model, shape, calibration, correct, damping, device, batch_tokens, show_progress)
     model = cut(model, KeptParts(groups=groups, neurons=neurons))
     model.compression.append(
         {
@@ -109,6 +110,7 @@ def _narrow(
     damping: float,
     device: torch.device,
     batch_tokens: int,
+    show_progress: bool,
 ) -> tuple[dict[int, Tensor], dict[int, Tensor], dict[str, float]]:
     """Choose groups and neurons block by block, and set what goes to zero; return what stays and the errors."""
     groups: dict[int, Tensor] = {}
@@ -120,7 +122,7 @@ def _narrow(
     if not fewer_groups and not fewer_neurons:
         return groups, neurons, errors
     walk = BlockWalk(model, calibration, device=device, batch_tokens=batch_tokens)
-    for name, block in model.blocks.items():
+    for name, block in each_block(model, "prune", show_progress):
         layer, home = int(name), next(block.parameters()).device
         if fewer_groups:
             out = cast(Linear, block.get_submodule("attention.out"))
