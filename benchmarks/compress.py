@@ -52,6 +52,7 @@ from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder, save_folder
 from piledriver.models.model_size import parameter_count
 from piledriver.optim import OptimizerConfig, ScheduleConfig
+from piledriver.serve import Engine, EngineConfig, SamplingParams
 from piledriver.train import DataConfig, TrainConfig, train
 
 SHAPES = {
@@ -65,7 +66,7 @@ SMALLER = {
 }
 
 
-PARTS = ("train", "quantise", "prune", "recover", "aware", "pairs", "scratch")
+PARTS = ("train", "quantise", "prune", "recover", "aware", "pairs", "cache", "scratch")
 UNCORRECTED = "30% structured, not corrected"
 FITTED = "30% structured, reconstructed"
 STRUCTURED, RECOVERED = "30% structured", "30% structured, recovered on 5% of the tokens"
@@ -114,6 +115,10 @@ class Bench:
         """Score a model and print its row."""
         scorer = TransformerScorer(model.to(self.device))
         scores = bits_per_byte(scorer, self.tokenizer, self.documents, batch_tokens=self.options.batch_tokens)
+        self.add_row(name, scores, **about)
+
+    def add_row(self, name: str, scores: list[DocumentScore], **about: Any) -> None:
+        """Print the row of some scores; the first ones are those that later ones are compared with."""
         figures = summarise(scores)
         row: dict[str, Any] = {
             "bits_per_byte": round(figures["all"].bits_per_byte, 7),
@@ -213,6 +218,34 @@ def eight_bit_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> No
     for scheme in ("w8a16", "w8a16-fp8", "w8a8", "w8a8-fp8"):
         bench.attempt(scheme, lambda s=scheme: compress.quantise(model, s))  # type: ignore[misc]
     bench.attempt("w8a8 smoothquant", lambda: compress.quantise(model, "w8a8", method="smoothquant", **data))
+
+
+def cache_rows(bench: Bench, folder: str) -> None:
+    """The KV cache in 8 bits: the first tokens of every document, in chunks that read the earlier ones from it."""
+    length, ids = bench.shape.max_positions - 2, []
+    for document in bench.documents:
+        ids.append([int(token) for token in bench.tokenizer.encode(document.text)[:length]])
+    prompts = [[bench.tokenizer.boundary(None), *one] for one in ids]
+    bench.dense = None
+    for kind in ("auto", "int8", "fp8"):
+        began = time.monotonic()
+        settings = EngineConfig(
+            kv_dtype=kind,  # type: ignore[arg-type]
+            token_budget=256,
+            cache_tokens=16 * bench.shape.max_positions,
+            max_sequences=16,
+            prefix_cache=False,
+        )
+        model = load_folder(folder, dtype=bench.dtype, device=bench.device)
+        engine = Engine(model, bench.tokenizer, settings)
+        answers = engine.generate(prompts, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0))
+        engine.stop()
+        scores = []
+        for number, (document, answer, one) in enumerate(zip(bench.documents, answers, ids, strict=True)):
+            nats = -math.fsum(entry.logprob for entry in (answer.prompt_logprobs or [])[1:] if entry is not None)
+            size = len(bench.tokenizer.decode_bytes(one))
+            scores.append(DocumentScore(number, document.source, nats, len(one), size, 1))
+        bench.add_row(f"KV cache {kind}, first {length} tokens", scores, made_in=round(time.monotonic() - began, 1))
 
 
 def pruned_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
@@ -361,6 +394,9 @@ def all_rows(bench: Bench) -> None:
     if "quantise" in parts:
         four_bit_rows(bench, model, data)
         eight_bit_rows(bench, model, data)
+    if "cache" in parts:
+        cache_rows(bench, bench.teacher)
+        return
     if "prune" in parts:
         pruned_rows(bench, model, data)
     for part, rows in (("recover", structured_rows), ("aware", aware_rows), ("pairs", pair_rows)):
