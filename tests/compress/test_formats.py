@@ -198,6 +198,8 @@ def test_damaged_layers_are_named(model: Transformer, case: str, tmp_path: Path)
         {"quant_method": "awq", "version": "gemv"},
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"input_activations": {"dynamic": False}}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 3}}}},
+        {"quant_method": "compressed-tensors", "config_groups": [4]},
     ],
     ids=str,
 )

@@ -132,6 +132,8 @@ def report_folders(config: ReportConfig) -> dict[str, Any]:
 
 def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
     """Quantise a model folder, write the result, and return the record of what was done."""
+    if config.method != "rtn" or config.keep_sensitive:
+        _require_data(config, f"method {config.method}" if config.method != "rtn" else "keep_sensitive")
     model, device = open_for_blocks(config.model, config.device)
     small = quantise(
         model,
@@ -156,6 +158,8 @@ def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
 
 def prune_folder(config: PruneConfig) -> dict[str, Any]:
     """Prune a model folder, write the result, and return the record of what was done."""
+    if config.shape is not None or config.method != "magnitude":
+        _require_data(config, "a shape" if config.shape is not None else f"method {config.method}")
     amount: float | str = config.sparsity if config.pattern is None else config.pattern.replace("of", ":")
     model, device = open_for_blocks(config.model, config.device)
     small = prune(
@@ -187,6 +191,15 @@ def open_for_blocks(folder: str, device: str | None) -> tuple[Transformer, torch
     model.to(place)
     model.blocks = blocks
     return model, place
+
+
+def _require_data(config: CompressConfig, what: str) -> None:
+    """Raise `ConfigError` without calibration text, before the model is read."""
+    if config.data is None:
+        raise ConfigError(
+            f"{what} needs calibration text, and data is not set",
+            fix="set data.tokens to a folder of `piledriver tokenize`, and data.seq_len",
+        )
 
 
 def _calibration(config: CompressConfig) -> Calibration | None:

@@ -34,7 +34,7 @@ def comparison_page(report: dict[str, Any]) -> str:
         "<h2>Bits per byte by source</h2>",
         _sources(models),
         "<h2>What was done</h2>",
-        *(_records(row) for row in models),
+        *_histories(models),
     ]
     return "".join(parts) + "\n"
 
@@ -77,29 +77,72 @@ def _sources(models: list[dict[str, Any]]) -> str:
     return _table(rows, last_bold=True)
 
 
-def _records(row: dict[str, Any]) -> str:
-    name = html.escape(row["name"])
-    if not row["records"]:
-        return f"<h3>{name}</h3><p>Nothing: the weights as they were trained.</p>"
-    parts = [f"<h3>{name}</h3>"]
-    for record in row["records"]:
-        shown = {
-            key: value
-            for key, value in record.items()
-            if key not in ("relative_error", "skipped", "zeros", "layer_scores", "kept_channels") and value is not None
-        }
-        said = "; ".join(f"{html.escape(str(key))}: {html.escape(str(value))}" for key, value in shown.items())
-        parts.append(f"<p>{said}</p>")
-        errors = record.get("relative_error") or record.get("zeros") or {}
-        if errors:
-            what = "relative squared error" if record.get("relative_error") else "share of zeros"
-            rows = [["layer", what], *([html.escape(layer), _error(value)] for layer, value in errors.items())]
-            parts.append(f"<details><summary>{len(errors)} layers</summary>{_table(rows)}</details>")
-        skipped = record.get("skipped") or {}
-        if skipped:
-            rows = [["skipped layer", "why"], *([html.escape(k), html.escape(str(v))] for k, v in skipped.items())]
-            parts.append(f"<details open><summary>{len(skipped)} skipped</summary>{_table(rows)}</details>")
+def _histories(models: list[dict[str, Any]]) -> list[str]:
+    """Return what was done to each model; what it shares with an earlier one is told there."""
+    parts = []
+    for number, row in enumerate(models):
+        records, name = row["records"], html.escape(row["name"])
+        starts = [other for other in models[:number] if other["records"] == records[: len(other["records"])]]
+        start = max(starts, key=lambda other: len(other["records"]), default=None)
+        known = 0 if start is None else len(start["records"])
+        parts.append(f"<h3>{name}</h3>")
+        if known and start is not None:
+            same = "the same as" if known == len(records) else "made from"
+            parts.append(f"<p>{name} is {same} {html.escape(start['name'])}.</p>")
+        elif not records:
+            parts.append("<p>Nothing: the weights as they were trained.</p>")
+        parts.extend(_record(record) for record in records[known:])
+    return parts
+
+
+def _record(record: dict[str, Any]) -> str:
+    parts = [f"<p>{html.escape(_sentence(record))}</p>"]
+    errors = record.get("relative_error") or record.get("zeros") or {}
+    if errors:
+        what = "share of zeros"
+        if record.get("relative_error"):
+            ends = any(isinstance(value, dict) for value in errors.values())
+            what = "relative squared error of the output" + (", before → after" if ends else "")
+        rows = [["layer", what], *([html.escape(layer), _error(value)] for layer, value in errors.items())]
+        parts.append(f"<details><summary>{len(errors)} layers</summary>{_table(rows)}</details>")
+    skipped = record.get("skipped") or {}
+    if skipped:
+        rows = [["skipped layer", "why"], *([html.escape(k), html.escape(str(v))] for k, v in skipped.items())]
+        parts.append(f"<details open><summary>{len(skipped)} skipped</summary>{_table(rows)}</details>")
     return "".join(parts)
+
+
+def _sentence(record: dict[str, Any]) -> str:
+    """Return an act, its settings and its calibration text in words.
+
+    >>> _sentence({"act": "quantise", "scheme": "w8a16", "method": "rtn", "calibration": None, "head": None})
+    'Quantise: scheme w8a16, method rtn.'
+    """
+    hidden = ("act", "calibration", "relative_error", "skipped", "zeros", "layer_scores", "kept_channels")
+    shown = {key: value for key, value in record.items() if key not in hidden and value not in (None, [], {})}
+    shown = dict(sorted(shown.items(), key=lambda item: item[0] not in ("scheme", "method")))
+    said = ", ".join(f"{key.replace('_', ' ')} {_setting(value)}" for key, value in shown.items())
+    text = f"{str(record.get('act', 'unknown')).capitalize()}: {said}." if said else f"{record.get('act')}."
+    origin = record.get("calibration") or {}
+    if origin:
+        text += f" Calibrated on {origin.get('samples')} windows"
+        text += f" of {origin['length']} tokens" if "length" in origin else ""
+        text += f" of {origin['tokens']}" if "tokens" in origin else ""
+        text += (
+            f" from window {origin['cursor']['index']} (seed {origin['cursor']['seed']})" if "cursor" in origin else ""
+        )
+        text += "."
+    return text
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return " and ".join(f"{key} {size}" for key, size in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _error(value: Any) -> str:

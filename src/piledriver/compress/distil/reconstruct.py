@@ -20,6 +20,10 @@ from piledriver.data import Cursor, TokenStream
 from piledriver.models import Transformer
 from piledriver.models.quantised import QuantisedLinear
 
+_ATTEMPTS = 3
+"""Rates that are tried for a block."""
+_WARMUP = 0.1
+
 
 def reconstruct(
     model: Transformer,
@@ -37,8 +41,9 @@ def reconstruct(
 ) -> Transformer:
     """Return the model with every block fitted to the teacher's outputs on calibration text.
 
-    The parameters of a block are trained by Adam for `epochs` passes over the samples, at a rate that falls from `lr`
-    to zero; batches of `batch_tokens` come in a fixed order, so the same data give the same bits on one device. Zeros
+    The parameters of a block are trained by Adam for `epochs` passes over the samples, at a rate that rises to `lr` and
+    falls to zero; batches of `batch_tokens` come in a fixed order, so the same data give the same bits on one device. A
+    block that this rate makes worse is fitted again at a quarter of it, and so are the blocks after it. Zeros
     of weights stay with `keep_zeros`. A block answers for all teacher blocks up to the next one that was kept, and for
     the channels that were kept.
 
@@ -73,7 +78,14 @@ def reconstruct(
         reached = max(reached, end)
         goals = theirs.states if channels is None else [state[..., channels] for state in theirs.states]
         home = next(block.parameters()).device
-        errors[f"blocks.{name}"] = _fit(ours, name, block, goals, epochs=epochs, lr=lr, keep_zeros=keep_zeros)
+        rate = lr
+        for _ in range(_ATTEMPTS):
+            found = _fit(ours, name, block, goals, epochs=epochs, lr=rate, keep_zeros=keep_zeros)
+            errors[f"blocks.{name}"] = found
+            if found["after"] < found["before"] or not found["before"]:
+                lr = rate
+                break
+            rate /= 4
         ours.advance(name, block)
         block.to(home)
     model.compression.append(
@@ -94,6 +106,8 @@ def _fit(
 ) -> dict[str, float]:
     """Train a block on the walk's states; return its relative squared error before and after."""
     before = _error(walk, name, block, goals)
+    if not before:  # an unchanged block
+        return {"before": before, "after": before}
     known = {key: (parameter.dtype, parameter.requires_grad) for key, parameter in block.named_parameters()}
     start = {key: parameter.detach().clone() for key, parameter in block.named_parameters()}
     trained = [parameter for parameter in block.parameters() if parameter.is_floating_point()]
@@ -104,10 +118,11 @@ def _fit(
     optimizer = torch.optim.Adam(trained, lr=lr, betas=(0.9, 0.95))
     scale = math.fsum(float(goal.float().square().mean()) for goal in goals) / len(goals)
     steps, step = epochs * len(goals), 0
+    warmup = max(1, round(_WARMUP * steps))
     for _ in range(epochs):
         for index, goal in enumerate(goals):
             for group in optimizer.param_groups:
-                group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+                group["lr"] = lr * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
             with torch.enable_grad():
                 out = walk.output(name, block, index)
                 loss = (out.float() - goal.to(out.device).float()).square().mean() / max(scale, 1e-12)

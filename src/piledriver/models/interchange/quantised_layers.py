@@ -51,10 +51,14 @@ def check_quantisation(settings: Any) -> None:
             f"quantization_config: {method} is not supported",
             fix="load it with transformers (dequantize=True) and save it in bf16",
         )
-    groups = settings.get("config_groups") or {}
-    inputs = [group.get("input_activations") for group in groups.values()] if method == "compressed-tensors" else []
+    groups = _groups(settings) if method == "compressed-tensors" else []
+    for group in groups:
+        weights = group.get("weights") or {}
+        if not isinstance(weights, Mapping) or weights.get("num_bits", 8) not in (4, 8):
+            raise InterchangeError(f"weights {weights} are not supported", fix="use 4 or 8 bits")
+    inputs = [group.get("input_activations") for group in groups]
     for one in filter(None, inputs):
-        if not one.get("dynamic"):
+        if not isinstance(one, Mapping) or not one.get("dynamic"):
             raise InterchangeError("static scales of activations are not supported", fix="use a dynamic scheme")
         grouped = one.get("strategy") == "group" and one.get("type") == "float"
         if one.get("num_bits") != 8 or not (grouped or one.get("strategy") in ("token", None)):
@@ -68,6 +72,14 @@ def check_quantisation(settings: Any) -> None:
         raise InterchangeError(f"awq version {settings['version']!r} is not supported", fix="use gemm")
     if method == "bitsandbytes" and not settings.get("load_in_4bit"):
         raise InterchangeError("bitsandbytes int8 is not supported", fix="use NF4, or save it dense")
+
+
+def _groups(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the groups of layers of a compressed-tensors config."""
+    groups = settings.get("config_groups") or {}
+    if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
+        raise InterchangeError("config_groups that is not a table is not supported", fix="fetch config.json again")
+    return list(groups.values())
 
 
 class Codes(NamedTuple):
@@ -120,8 +132,8 @@ class StoredTensors:
     @property
     def dynamic(self) -> bool:
         """Whether inputs of quantised layers are quantised too, with a scale for each token."""
-        groups = self.settings.get("config_groups") if self.method == "compressed-tensors" else None
-        return any(group.get("input_activations") for group in (groups or {}).values())
+        groups = _groups(self.settings) if self.method == "compressed-tensors" else []
+        return any(group.get("input_activations") for group in groups)
 
     def _layer(self, name: str) -> str | None:
         """Return the layer of a dense name if it is quantised."""
