@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +115,7 @@ def quantise(
     walk = None if calibration is None else BlockWalk(model, calibration, device=place, batch_tokens=batch_tokens)
     for name, block in each_block(model, "quantise", show_progress):
         home = next(block.parameters()).device
-        work.block(name, cast(Block, block), walk)
+        work.block(name, block, walk)
         block.to(home)
     if head is not None:
         work.layers["head"] = _quantise_head(model, head)
