@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from linear import copy_bandwidth, seconds_each
 
 from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.paged_attention import PagedBatch, allocate_pages, page_bytes, paged_attention
@@ -28,26 +28,6 @@ from piledriver.models.presets import preset
 
 SIZE = 16
 DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
-
-
-def seconds(call: Callable[[], Any], repeats: int = 9) -> float:
-    """Return the median seconds of a call in a CUDA graph of four."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(4):
-            call()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 4e3)
-    return statistics.median(times[1:])
 
 
 def main() -> None:
@@ -59,9 +39,7 @@ def main() -> None:
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     rows, context = args.sequences, args.context
     torch.manual_seed(0)
-    whole = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    copy = torch.empty_like(whole)
-    bandwidth = 2 * whole.numel() / seconds(lambda: copy.copy_(whole))
+    bandwidth = copy_bandwidth()
     width = context // SIZE
     tables = torch.randperm(rows * width, device="cuda").view(rows, width).int()
     starts = torch.arange(rows + 1, device="cuda", dtype=torch.int32)
@@ -73,11 +51,12 @@ def main() -> None:
         moved = 2 * rows * width * kv_heads * page_bytes(SIZE, dim, dtype)
         for invariant in (False, True):
             batch = PagedBatch(tables, starts, contexts, starts[:-1].long(), 1, context, invariant=invariant)
-            spent = seconds(lambda pages=pages, batch=batch: paged_attention(q, *pages, batch, ScoreOptions(dim**-0.5)))
+            spent = seconds_each([partial(paged_attention, q, *pages, batch, ScoreOptions(dim**-0.5))] * 4)
             ours[f"{name}, deterministic" if invariant else name] = round(moved / spent / bandwidth, 3)
         del pages
     k, v = torch.zeros(2, rows, kv_heads, context, dim, device="cuda", dtype=torch.bfloat16)
-    spent = seconds(lambda: F.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=heads != kv_heads))
+    attention = partial(F.scaled_dot_product_attention, q[:, :, None], k, v, enable_gqa=heads != kv_heads)
+    spent = seconds_each([attention] * 4)
     print(
         json.dumps(
             {

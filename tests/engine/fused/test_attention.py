@@ -201,6 +201,7 @@ class TestOnGpu:
         worst = max(apart, key=lambda key: apart[key])
         assert apart[worst] < (0.1 if precision == "bf16" else 1e-3), worst
 
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
     def test_a_step_never_waits_for_the_device(self) -> None:
         model = build("llama", hidden_size=64, head_dim=32, use_cache=False).cuda()
         model = fused(model, "cuda", precision="bf16", compile=False)
