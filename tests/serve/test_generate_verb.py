@@ -45,6 +45,7 @@ def test_a_single_prompt_is_streamed(folder: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_weights_can_be_rounded(folder: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["generate", str(folder), "One", "Two", "-n", "2", "--max-tokens", "4", "--quantise", kind, "--json"]
+    words += ["--kv-dtype", "auto" if kind == "int4" else kind]
     assert main(words) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["prompt"] for line in lines] == ["One", "Two"]

@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--deterministic", action="store_true", help="answers do not depend on what else is computed")
     parser.add_argument("--quantise", choices=["int8", "int4", "fp8"], help="round the linear layers' weights")
+    parser.add_argument("--kv-dtype", choices=["auto", "fp8", "int8"], default="auto", help="dtype of the KV cache")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="dtype (default: as stored)")
     parser.add_argument("--device", help="device (default: the accelerator, else the CPU)")
     add_offload(parser)
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> None:
             max_context=longest,
             max_sequences=len(prompts) * args.n,
             deterministic=args.deterministic,
+            kv_dtype=args.kv_dtype,
         )
     else:
         engine = open_engine(
@@ -86,6 +88,7 @@ def run(args: argparse.Namespace) -> None:
             dtype=dtype,
             quantise=args.quantise,
             deterministic=args.deterministic,
+            kv_dtype=args.kv_dtype,
         )
     start = [] if args.no_boundary else engine.boundary()
     encoded = [[*start, *engine.encode(prompt)] for prompt in prompts]
