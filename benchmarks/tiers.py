@@ -1,6 +1,7 @@
 """Models larger than the device: loading, and forward passes with weights on the host or on disk, beside Accelerate.
 
     python benchmarks/tiers.py load            # any machine: a safetensors folder to host memory against a raw loop
+    python benchmarks/tiers.py device          # a GPU with transformers: a safetensors file to the device
     python benchmarks/tiers.py host disk       # a GPU with transformers and accelerate
     python benchmarks/tiers.py compiled        # a GPU: compiled blocks stay compiled
 
@@ -16,8 +17,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from torch import nn
 
 from piledriver.engine.offload.disk.direct_io import CHUNK_BYTES, THREADS
 from piledriver.engine.offload.disk.host_buffer import HostBuffer
+from piledriver.engine.offload.disk.opened_file import OpenedFile
 from piledriver.serve.placement import dispatch_model, init_empty_weights, load_checkpoint_and_dispatch
 
 PCIE_GOAL = 55e9
@@ -236,8 +239,74 @@ def host_rows(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+@contextmanager
+def recorded_reads() -> Iterator[list[tuple[float, float]]]:
+    """Yield the start and end of each read of a file within the block."""
+    spans: list[tuple[float, float]] = []
+    read = OpenedFile.read
+
+    def timed(self: OpenedFile, offset: int, into: memoryview, needed: int | None = None) -> None:
+        begun = time.perf_counter()
+        read(self, offset, into, needed)
+        spans.append((begun, time.perf_counter()))
+
+    OpenedFile.read = timed  # type: ignore[method-assign]
+    try:
+        yield spans
+    finally:
+        OpenedFile.read = read  # type: ignore[method-assign]
+
+
+def device_row(count: int, rounds: int = 9) -> dict[str, Any]:
+    """Return the row of loading to the device, with the milliseconds of a median round by part."""
+    model = make_llama(count)
+    config, state = model.config, {name: value.cpu() for name, value in model.state_dict().items()}
+    del model
+    loads, raws, parts = [], [], []
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TIERS_DIR")) as name:
+        folder = Path(name)
+        files = [folder / "model.safetensors"]
+        save_file(state, files[0], metadata={"format": "pt"})
+        drop_cache(folder)
+        total = files[0].stat().st_size
+        raw_read_rate(files)
+        for _ in range(rounds):
+            # One after the other: the rate of a shared disk drifts within a second.
+            raws.append(raw_read_rate(files))
+            empty = empty_llama(config)
+            torch.cuda.synchronize()
+            with recorded_reads() as spans:
+                begun = time.perf_counter()
+                load_checkpoint_and_dispatch(empty, folder, device_map={"": 0})
+                torch.cuda.synchronize()
+                end = time.perf_counter()
+            loads.append(total / (end - begun))
+            first, last = min(start for start, _ in spans), max(stop for _, stop in spans)
+            reading = sum(stop - start for start, stop in spans) / THREADS
+            parts.append((first - begun, reading, last - first - reading, end - last))
+        equal = all(torch.equal(value.cpu(), state[key]) for key, value in empty.state_dict().items())
+    names = ("before the first read", "reads of a thread", "between reads", "after the last read")
+    row = {
+        "row": "tiers load to device",
+        "ours": round(statistics.median(loads) / 1e9, 3),
+        "limit": round(statistics.median(raws) / 1e9, 3),
+        "ratio_to_limit": round(statistics.median(a / b for a, b in zip(loads, raws, strict=True)), 3),
+        "rounds": [[round(a / 1e9, 2), round(b / 1e9, 2)] for a, b in zip(loads, raws, strict=True)],
+        "milliseconds": {
+            part: round(1e3 * statistics.median(taken), 1)
+            for part, taken in zip(names, zip(*parts, strict=True), strict=True)
+        },
+        "bit_equal": equal,
+        "gigabytes": round(total / 1e9, 2),
+        "unit": "GB/s, safetensors file to the device, cold cache",
+        "goal": "ratio_to_limit >= 0.9",
+    }
+    print(json.dumps(row), flush=True)
+    return row
+
+
 def disk_rows(count: int, *, with_peer: bool = True) -> list[dict[str, Any]]:
-    """Return rows of loading to the device, and of forward passes whose blocks wait on disk."""
+    """Return the row of forward passes whose blocks wait on disk."""
     config, state, shapes = on_device(count, [(1, 64)])
     tokens, logits, _ = shapes[0]
     size = sum(value.nbytes for name, value in state.items() if ".layers." in name)
@@ -248,29 +317,7 @@ def disk_rows(count: int, *, with_peer: bool = True) -> list[dict[str, Any]]:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         drop_cache(folder)
         files = [folder / "model.safetensors"]
-        total = files[0].stat().st_size
         raw_read_rate(files)
-        loads, raws = [], []
-        for _ in range(5):
-            # One after the other: the rate of a shared disk drifts within a second.
-            raws.append(raw_read_rate(files))
-            model = empty_llama(config)
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            load_checkpoint_and_dispatch(model, folder, device_map={"": 0})
-            torch.cuda.synchronize()
-            loads.append(total / (time.perf_counter() - begun))
-            del model
-        row_load = {
-            "row": "tiers load to device",
-            "ours": round(statistics.median(loads) / 1e9, 3),
-            "limit": round(statistics.median(raws) / 1e9, 3),
-            "ratio_to_limit": round(statistics.median(a / b for a, b in zip(loads, raws, strict=True)), 3),
-            "rounds": [[round(a / 1e9, 2), round(b / 1e9, 2)] for a, b in zip(loads, raws, strict=True)],
-            "unit": "GB/s, safetensors file to the device",
-            "goal": "ratio_to_limit >= 0.9",
-        }
-        print(json.dumps(row_load), flush=True)
         ours = load_checkpoint_and_dispatch(empty_llama(config), folder, device_map=map_of(count, "disk"))
         with torch.no_grad():
             equal = all(torch.equal(ours(tokens, use_cache=False).logits, logits) for _ in range(3))
@@ -306,7 +353,7 @@ def disk_rows(count: int, *, with_peer: bool = True) -> list[dict[str, Any]]:
         "goal": "ratio_to_limit >= 0.85",
     }
     print(json.dumps(row), flush=True)
-    return [row_load, row]
+    return [row]
 
 
 def compiled_row(count: int) -> dict[str, Any]:
@@ -348,7 +395,7 @@ def compiled_row(count: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", nargs="*", choices=["load", "host", "disk", "compiled"], default=["load"])
+    parser.add_argument("what", nargs="*", choices=["load", "device", "host", "disk", "compiled"], default=["load"])
     parser.add_argument("--gigabytes", type=float, default=1.5, help="of the folder that is loaded")
     parser.add_argument("--layers", type=int, default=16, help="blocks of 436 MB of the GPU rows")
     parser.add_argument("--without-peer", action="store_true", help="leave Accelerate out of the row of the disk")
@@ -356,6 +403,8 @@ def main() -> None:
     for what in args.what:
         if what == "load":
             print(json.dumps(load_row(args.gigabytes)))
+        elif what == "device":
+            device_row(args.layers // 2)
         elif what == "host":
             host_rows(args.layers)
         elif what == "disk":

@@ -190,6 +190,16 @@ class FsdpShard:
         self._held.reset_sharded_param()
 
 
+def unmoved_dtensor(part: Tensor, mesh: Any, placements: Any, shape: torch.Size) -> Any:
+    """Return a local tensor as a `DTensor`; unlike by `from_local` it stays on its device, whatever the mesh's is."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    stride = torch.empty(shape, device="meta").stride()
+    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(shape, stride, part.dtype))
+    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
 def replace_local(parameter: Tensor, part: Tensor) -> None:
     """Give a parameter that is a `DTensor` another local tensor, also on another device; the object stays."""
     from torch.distributed.tensor import DTensor

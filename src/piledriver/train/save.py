@@ -74,7 +74,7 @@ class Saving:
         return late and not (config.spikes.rolls_back and step % config.spikes.snapshot_steps)
 
     def save(self, step: int) -> None:
-        """Save a checkpoint of this step asynchronously."""
+        """Save a checkpoint of this step, asynchronously unless a tier is on disk, of which the host holds no copy."""
         self._last = time.monotonic()
         folder = folder_for(os.path.join(self._components.config.out, CHECKPOINTS), step, style="step-{}")
         if is_complete(folder):
@@ -85,7 +85,7 @@ class Saving:
             step=step,
             layout=to_mapping(self._components.layout),
             extra={"total_steps": self._total_steps, "batching": asdict(self._components.batching)},
-            asynchronous=True,
+            asynchronous=not self._components.layout.tiers.uses_disk,
             total_limit=self._components.config.keep_checkpoints,
         )
 

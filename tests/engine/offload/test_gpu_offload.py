@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from piledriver.engine.activations import apply_activation_checkpointing
 from piledriver.engine.activations import offload as activations_offload
-from piledriver.engine.apply import apply
+from piledriver.engine.apply import apply, apply_optimizer
 from piledriver.engine.compile import apply_compile, compile_report
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
@@ -20,11 +20,13 @@ from piledriver.engine.offload import apply_offload
 from piledriver.engine.offload import gradients as offload_gradients
 from piledriver.engine.offload.apply import offload_optimizer
 from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler
+from piledriver.engine.optimizer.parameter_map import ParameterMap
 from piledriver.engine.optimizer.stochastic_rounding import round_stochastically
 from piledriver.engine.precision import apply_precision
 from piledriver.engine.tiers import Offload
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import clip_gradients
+from tests.checkpoint.processes import run as on_ranks
 from tests.engine.gpu import ON_GPU
 
 pytestmark = ON_GPU
@@ -209,3 +211,39 @@ def test_a_model_made_without_memory_starts_alike_in_every_tier(tmp_path: Path) 
     for state, loss in found[1:]:
         assert loss == found[0][1]
         assert all(torch.equal(state[name], value) for name, value in found[0][0].items())
+
+
+def losses_on_two(rank: int, folder: str) -> list[list[float]]:
+    found = []
+    for zero, offload in (
+        (1, "optimizer"),
+        (1, Offload(optimizer="disk", parameters="disk", folder=folder)),
+        (3, "optimizer"),
+        (3, Offload(optimizer="disk", parameters="disk", gradients="step", folder=folder)),
+    ):
+        layout = Layout(zero=zero, precision="bf16", compile=False, offload=offload)  # type: ignore[arg-type]
+        with torch.device("meta"):
+            model: nn.Module = Transformer(ModelConfig(vocab_size=64, dim=64, layers=2, heads=2, tied=True))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        mesh, parameters, before = make_mesh(layout, "cuda"), ParameterMap(), dict(model.named_parameters())
+        model = apply(model, mesh, device=CUDA)
+        parameters.record(model, before)
+        apply_optimizer(optimizer, mesh, parameters)
+        losses = []
+        for step in range(3):
+            tokens = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(2 * step + rank)).to(CUDA)
+            sums = model(tokens[:, :-1], targets=tokens[:, 1:])
+            (sums.total / sums.tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append((sums.total / sums.tokens).item())
+        found.append(losses)
+    return found
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_a_gpu(tmp_path: Path) -> None:
+    """Over gloo: rows (zero 1) and shards (zero 3) on disk train as those on the device do, bit for bit."""
+    for rows, rows_on_disk, shards, shards_on_disk in on_ranks(2, losses_on_two, str(tmp_path)):
+        assert rows_on_disk == rows
+        assert shards_on_disk == shards

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from piledriver.engine.mesh import Mesh
+from piledriver.engine.torch_private import unmoved_dtensor
 from piledriver.optim.shards import local
 
 BUCKET_BYTES = 25 * 2**20
@@ -58,14 +59,8 @@ def optimizer_shard(parameter: nn.Parameter, mesh: Mesh) -> DTensor:
         rows = _chunk(whole, axis)
     if mesh.tp.size() > 1:
         placements.append(parameter.placements[0] if isinstance(parameter, DTensor) else Replicate())
-    part = DTensor.from_local(
-        rows,
-        mesh.state_mesh,
-        placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=torch.empty(parameter.shape, device="meta").stride(),
-    )
+    # A parameter that is streamed is not on the device of the mesh.
+    part: DTensor = unmoved_dtensor(rows, mesh.state_mesh, placements, parameter.shape)
     part.requires_grad_(parameter.requires_grad)
     part.is_optimizer_shard = True  # type: ignore[attr-defined]
     parameter.optimizer_shard = part  # type: ignore[attr-defined]

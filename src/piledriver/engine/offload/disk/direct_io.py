@@ -23,7 +23,9 @@ from piledriver.engine.offload.disk.staging import StagingBuffers
 
 CHUNK_BYTES = 8 << 20
 STAGED_BYTES = 4 << 20
-"""Of a chunk that is staged: small enough that the copy out of the buffer finds it in a cache."""
+"""Of a chunk that is staged for host memory: small enough that the copy out of the buffer finds it in a cache."""
+DEVICE_STAGED_BYTES = 8 << 20
+"""Of one that is staged for a GPU: every chunk costs calls of the driver, between which its thread does not read."""
 THREADS = 4
 
 
@@ -133,11 +135,17 @@ class DirectIO:
     """A pool of threads that transfers between files and memory. Transfers begin in the order of their calls."""
 
     def __init__(
-        self, threads: int = THREADS, *, chunk_bytes: int = CHUNK_BYTES, staged_bytes: int = STAGED_BYTES
+        self,
+        threads: int = THREADS,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        staged_bytes: int = STAGED_BYTES,
+        device_staged_bytes: int = DEVICE_STAGED_BYTES,
     ) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="direct-io")
         self._chunk = chunk_bytes
-        self._staging = StagingBuffers(staged_bytes, 2 * threads)
+        self._to_host = StagingBuffers(staged_bytes, 2 * threads)
+        self._to_device = StagingBuffers(device_staged_bytes, 2 * threads)
         self.meter = IoMeter()
 
     def read(self, file: OpenedFile, offset: int, into: memoryview) -> Transfer:
@@ -161,24 +169,34 @@ class DirectIO:
     def read_tensors(
         self, jobs: Sequence[tuple[OpenedFile, int, Tensor]], stream: torch.cuda.Stream | None = None
     ) -> Transfer:
-        """Begin to read files at any offset into contiguous tensors on any device; GPU copies run on `stream`."""
+        """Begin to read files at any offset into contiguous tensors on one device of any kind.
+
+        Copies to a GPU run on `stream`, by default the caller's current one.
+        """
+        if stream is None and jobs and jobs[0][2].is_cuda:
+            stream = torch.cuda.current_stream(jobs[0][2].device)
         chunks = [(file, *chunk) for file, offset, target in jobs for chunk in self._pieces(offset, target)]
         transfer = Transfer(sum(target.nbytes for *_, target in jobs), len(chunks), stream)
         for file, at, part in chunks:
-            self._queue(transfer, part.nbytes, partial(self._staging.read, file, at, part, stream))
+            self._queue(transfer, part.nbytes, partial(self._staging(part).read, file, at, part, stream))
         return transfer
+
+    def _staging(self, target: Tensor) -> StagingBuffers:
+        return self._to_host if target.device.type == "cpu" else self._to_device
 
     def close(self) -> None:
         """Finish what is queued and end the threads."""
         self._threads.shutdown()
-        self._staging.close()
+        self._to_host.close()
+        self._to_device.close()
 
     def _pieces(self, offset: int, target: Tensor) -> list[tuple[int, Tensor]]:
         flat = target.detach().view(-1).view(torch.uint8)
+        most = self._staging(target).nbytes
         found, at, end = [], offset, offset + flat.nbytes
         while at < end:
             # Pieces end at multiples of the page size, so that the next ones start there.
-            stop = min(end, (at + self._staging.nbytes) & ~(PAGE_BYTES - 1))
+            stop = min(end, (at + most) & ~(PAGE_BYTES - 1))
             found.append((at, flat[at - offset : stop - offset]))
             at = stop
         return found

@@ -51,7 +51,7 @@ class DirectReader:
         self._finalizer()
 
     def read(self, jobs: Sequence[tuple[Extent | Region, Tensor]], stream: torch.cuda.Stream | None = None) -> Transfer:
-        """Begin to read into contiguous tensors of as many bytes, on any device; GPU copies run on `stream`."""
+        """Begin to read into contiguous tensors of as many bytes on one device; see `DirectIO.read_tensors`."""
         found = []
         for place, target in jobs:
             if target.nbytes != place.nbytes:

@@ -20,7 +20,10 @@ _pinned: dict[int, deque[HostBuffer]] = defaultdict(partial(deque, maxlen=16))
 
 
 class StagingBuffers:
-    """A bounded number of buffers, pinned if there is a GPU, made when first needed and used again and again."""
+    """A bounded number of buffers, pinned if there is a GPU, made when first needed and used again and again.
+
+    Its methods are called by the threads of a pool.
+    """
 
     def __init__(self, nbytes: int, count: int) -> None:
         self.nbytes = nbytes
@@ -57,11 +60,12 @@ class StagingBuffers:
             source = buffer.bytes[lead:needed]
             if stream is None:
                 target.copy_(source)
-                copied = None
             else:
-                with torch.cuda.stream(stream):
-                    target.copy_(source, non_blocking=True)
-                    copied = stream.record_event()
+                if torch.cuda.current_stream(stream.device) != stream:
+                    torch.cuda.set_stream(stream)  # of this thread, which does nothing else
+                target.copy_(source, non_blocking=True)
+                copied = copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
+                copied.record(stream)
         finally:
             self._free.put((buffer, copied))
 
