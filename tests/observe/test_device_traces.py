@@ -10,7 +10,7 @@ import pytest
 from piledriver.observe.memory.census import Storage
 from piledriver.observe.memory.peak import StorageSighting, peak_memory
 from piledriver.observe.profile.collectives import traced_collectives
-from piledriver.observe.profile.module_tree import Roofline, collect_work, module_tree
+from piledriver.observe.profile.module_tree import Roofline, Work, collect_work, module_tree
 from piledriver.observe.profile.wall import split_wall
 from piledriver.observe.trace.attribution import Attribution
 from piledriver.observe.trace.chrome import Trace, parse_trace, read_trace
@@ -106,6 +106,24 @@ def test_kernels_belong_to_the_modules_that_launched_or_recorded_them(trace: Tra
     assert up.seconds["backward"] * 1e6 == pytest.approx(40 + 10)
     assert root.parameters == 128
     assert root.seconds == up.seconds
+
+
+def test_no_module_is_above_the_roofline() -> None:
+    work = [
+        Work("aten::baddbmm", ("model.up", "forward"), flops=10**9),  # its time is that of the next one
+        Work("aten::addmm_", ("model.up", "forward"), seconds=0.1),
+        Work("aten::mm", ("model.down", "forward"), flops=10**9, seconds=0.4),
+        Work("aten::mul", ("model.act", "forward"), bytes=10**9, seconds=0.01),
+    ]
+    modules = [{"path": f"model{name}", "class": "", "parameters": 0} for name in ("", ".up", ".down", ".act")]
+    busy = Roofline({"float32": 1e9}, 1e9, measured=True)
+    raised = busy.raised_by(work)
+    assert raised.flops == {"float32": pytest.approx(1e10)}
+    shares = {row.path: row.roofline_share for row in module_tree(work, modules, raised)}
+    assert shares["model.up"] == pytest.approx(1.0)
+    assert shares["model.down"] == pytest.approx(0.25)
+    assert shares["model.act"] == 1.0
+    assert Roofline({"float32": 1e9}, 1e9).raised_by(work).flops == {"float32": 1e9}
 
 
 def test_collectives_carry_sizes_and_groups(trace: Trace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from piledriver.observe.profile.wall import is_communication
@@ -19,6 +19,8 @@ from piledriver.observe.trace.operators import (
 )
 
 PHASES = ("forward", "backward", "recomputed")
+_LONG_ENOUGH_S = 1e-3
+"""Shorter work says little about rates."""
 
 
 @dataclass(slots=True)
@@ -50,9 +52,9 @@ class ModuleRow:
 
     @property
     def roofline_share(self) -> float:
-        """The share of the roofline that the module reached."""
+        """The share of the roofline that the module reached; data in a cache may be read faster than from memory."""
         total = sum(self.seconds.values())
-        return self.roofline_seconds / total if total > 0 else 0.0
+        return min(1.0, self.roofline_seconds / total) if total > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,28 @@ class Roofline:
     """FLOPs per second by type, as torch names it."""
     bandwidth: float
     """Bytes per second of its memory."""
+    measured: bool = False
+    """Whether the rates were measured, not taken from a datasheet."""
 
     def seconds(self, work: Work) -> float:
         """Return the least time for the FLOPs and bytes of some work."""
         peak = self.flops.get(work.precision or "float32") or max(self.flops.values(), default=0.0)
         return max(work.flops / peak if peak else 0.0, work.bytes / self.bandwidth if self.bandwidth else 0.0)
+
+    def raised_by(self, work: Iterable[Work]) -> Roofline:
+        """Return the roofline, with measured rates at least those of each module: a busy machine measures too little.
+
+        Modules, not operators: FLOPs are counted for an operator, and its time may be that of operators that it calls.
+        """
+        if not self.measured:
+            return self
+        flops: Counter[Place] = Counter()
+        seconds: defaultdict[Place, float] = defaultdict(float)
+        for one in work:
+            flops[one.place] += one.flops
+            seconds[one.place] += one.seconds
+        reached = max((flops[place] / took for place, took in seconds.items() if took >= _LONG_ENOUGH_S), default=0.0)
+        return replace(self, flops={kind: max(rate, reached) for kind, rate in self.flops.items()})
 
 
 def collect_work(

@@ -83,7 +83,7 @@ def rank_profile(trace: Trace, notes: Notes, *, rank: int = 0, roofline: Rooflin
         step_seconds=[(end - start) / 1e6 for start, end in zip([window[0], *ends], ends, strict=False)],
         seconds=_rounded(wall),
         kernel_seconds=wall.kernels,
-        modules=module_tree(work, notes.modules, roofline),
+        modules=module_tree(work, notes.modules, None if roofline is None else roofline.raised_by(work)),
         operators=_operators(work),
         memory=_memory(trace, places, notes),
         collectives=calls,

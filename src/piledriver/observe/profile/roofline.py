@@ -18,13 +18,14 @@ def device_roofline(name: str, kind: str) -> Roofline:
     """Return the roofline of a device; a CPU and unknown devices are measured for a fraction of a second."""
     rates = {one: rate for one in _TYPES if (rate := peak_flops(name, getattr(torch, one))) is not None}
     bandwidth = memory_bandwidth(name)
-    if not rates:
+    measured = not rates
+    if measured:
         rates = {"float32": measured_peak(kind, torch.float32, size=1024, seconds=0.2)}
     if bandwidth is None:
         bandwidth = _copy_rate(kind)
     if rates.get("bfloat16") and torch.backends.cuda.matmul.allow_tf32:
         rates["float32"] = rates["bfloat16"] / 2
-    return Roofline(rates, bandwidth)
+    return Roofline(rates, bandwidth, measured)
 
 
 def _copy_rate(kind: str, size: int = 2**26) -> float:
