@@ -2,19 +2,20 @@
 
     python benchmarks/linear.py                          # CUDA; about 40 s, most of it compilation
     python benchmarks/linear.py --sweep --workers 14     # other tiles too, compiled by 14 processes
+    python benchmarks/linear.py --sweep --choose tuned.json          # the table of `kernels/linear/tuned.py`
 
 A row is one weight shape, kind and number of tokens M. Weights rotate through copies that exceed the L2 cache, in a
 CUDA graph, so that every call reads its weight from memory. For M up to 16, `ours` is the share of the bandwidth of a
 plain copy (measured in the same run) at which the bytes of the weight and its scales are read; beyond, bf16's time over
 ours. `peer` is a bf16 product of the same shape. `copy_us` is a copy that moves as many bytes as the weight has: what a
-kernel of that size can reach. With `--sweep`, rows with a `candidate` are other
-kernels and tiles.
+kernel of that size can reach. With `--sweep`, rows with a `candidate` are other kernels and tiles.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -33,13 +34,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from piledriver.kernels.linear import QuantisedWeight, linear, quantise_weight
 from piledriver.kernels.linear.dequantise import dequantise_integers
+from piledriver.kernels.linear.integers.gemv import integer_gemv
 from piledriver.kernels.linear.integers.rows import fits_integer_rows, integer_rows
 from piledriver.kernels.linear.integers.tiles import integer_tiles
+from piledriver.kernels.linear.mixed import mixed
 
 SHAPES = ((8192, 2048), (14336, 4096))
 """Rows and columns of the weights."""
 SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _L2_BYTES = 200e6
+_MOST_ERROR = 0.02
+"""Largest error of a candidate, relative to the largest element of the product."""
 
 
 def seconds_each(calls: list[Callable[[], Any]], repeats: int = 7) -> float:
@@ -90,45 +95,74 @@ def copy_seconds(size: int) -> float:
     return seconds_each([partial(torch.neg, pair[0], out=pair[1]) for pair in pairs])
 
 
-def dequantised(x: Tensor, weight: QuantisedWeight, rows: int) -> Tensor:
-    """Return the product with a weight that is dequantised some rows at a time."""
-    out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
-    for first in range(0, weight.shape[0], rows):
-        part = QuantisedWeight(weight.kind, weight.data[first : first + rows], weight.scales[first : first + rows])
-        torch.mm(x, dequantise_integers(part, x.dtype).t(), out=out[:, first : first + rows])
-    return out
-
-
 def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor, QuantisedWeight], Tensor]]:
-    """Return kernels and tiles by name that could take this product."""
-    found: dict[str, Callable[[Tensor, QuantisedWeight], Tensor]] = {}
+    """Return kernels and tiles that could take this product, by their JSON."""
     tokens, int4 = len(x), weight.kind == "int4"
-    steps = weight.data.shape[1] // 64
-    if tokens > 1 and fits_integer_rows(x, weight):
-        for warps, rep in ((4, 2), (8, 2), (16, 2), (8, 4)):
-            if 2 <= steps // warps <= (4 if int4 else 8) and not (rep == 4 and steps // warps > 4):
-                config = {"rep": rep, "warps": warps}
-                found[f"rows {config}"] = partial(integer_rows, config=config)
-    if 16 <= tokens <= 1024:
-        width = min(64, max(16, tokens))
-        shapes = {
-            16: [(64, 256, 4, 4), (128, 128, 4, 3)],
-            32: [(64, 128, 4, 4), (128, 128, 4, 4)],
-            64: [(64, 128, 4, 4), (128, 128, 8, 3)],
-        }[width]
-        if int4:
-            shapes = [(bn, 128, warps, stages) for bn, _, warps, stages in shapes]
-        for bn, bk, warps, stages in shapes:
-            for parts in (1, 2, 4) if tokens <= 64 else (1,):
-                config = {"bn": bn, "bm": width, "bk": bk, "parts": parts, "warps": warps, "stages": stages, "ahead": 0}
-                found[f"tiles {config}"] = partial(integer_tiles, config=config)
-        if tokens >= 128 and not int4:
-            for bn, bm, bk in ((128, 128, 64), (256, 64, 64)):
-                config = {"bn": bn, "bm": bm, "bk": bk, "parts": 1, "warps": 8, "stages": 4, "ahead": 0}
-                found[f"tiles {config}"] = partial(integer_tiles, config=config)
-    if tokens >= 128:
-        found |= {f"dequantised {rows}": partial(dequantised, rows=rows) for rows in (weight.shape[0], 4096, 2048)}
+    found: dict[str, Callable[[Tensor, QuantisedWeight], Tensor]] = {}
+
+    def add(kernel: str, *tile: int, **more: int) -> None:
+        names = ("bn", "bm", "bk", "warps", "stages", "parts") if tile else ()
+        config: dict[str, Any] = {"kernel": kernel, **dict(zip(names, tile, strict=True)), **more}
+        found[json.dumps(config)] = partial(KERNELS[kernel], config=config)
+
+    if tokens == 1:
+        for rows, warps in ((8, 4), (16, 4), (16, 8)):
+            for programs in (132, 264, 396, 528, 1 << 20):
+                add("gemv", rows=rows, warps=warps, programs=programs)
+    elif tokens <= 16:
+        if fits_integer_rows(x, weight):
+            steps = weight.data.shape[1] // 64
+            for warps in (4, 8):
+                if 2 <= steps // warps <= (4 if int4 else 8):
+                    add("rows", rep=2, warps=warps)
+        width = max(8, tokens)
+        for parts in (1, 2, 3, 4, 6, 7, 8):
+            if int4:
+                for bn, warps, stages in ((64, 4, 4), (64, 4, 6), (128, 4, 4), (128, 4, 6), (128, 8, 4), (256, 8, 4)):
+                    add("tiles", bn, width, 128, warps, stages, parts)
+                add("tiles", 128, width, 128, 4, 4, parts, ahead=512)
+            elif parts <= 4:
+                for bn, bk, stages in ((64, 128, 6), (64, 256, 3), (64, 256, 4), (128, 128, 4), (128, 256, 3)):
+                    add("tiles", bn, width, bk, 4, stages, parts)
+                for ahead in (256, 512, 1024):
+                    add("tiles", 64, width, 256, 4, 4, parts, ahead=ahead)
+    elif tokens <= 128:
+        for parts in (1, 2) if tokens <= 64 else (1,):
+            for bn, warps, stages in ((64, 4, 4), (128, 8, 4), (128, 4, 3)):
+                if tokens * bn <= 8192 or warps == 8:
+                    add("tiles", bn, min(tokens, 64 if int4 else 128), 128, warps, stages, parts)
+            for bn, bk, warps, stages in ((64, 128, 4, 3), (64, 64, 4, 4), (128, 128, 8, 3)):
+                add("mixed", bn, tokens, bk, warps, stages, parts)
+            if tokens == 128:
+                add("mixed", 64, 64, 128, 4, 3, parts)
+    else:
+        for together in (8, 32):
+            for tile in ((64, 256, 64, 4, 3), (64, 128, 128, 4, 3), (128, 128, 128, 8, 3), (128, 128, 64, 4, 3),
+                         (64, 256, 128, 4, 2), (128, 256, 64, 8, 3)):  # fmt: skip
+                add("mixed", *tile, 1, together=together)
+            if not int4:
+                for tile in ((128, 64, 128, 4, 3), (128, 64, 64, 4, 6), (64, 128, 128, 4, 2), (64, 128, 64, 4, 5),
+                             (128, 128, 128, 8, 4)):  # fmt: skip
+                    add("tiles", *tile, 1, together=together)
+        if tokens == 256:
+            add("mixed", 64, 256, 64, 4, 3, 2)
+            add("mixed", 128, 128, 64, 4, 3, 2)
+        add("dequantised")
     return found
+
+
+def dequantised(x: Tensor, weight: QuantisedWeight, config: dict[str, int]) -> Tensor:
+    """Return the product with a weight that is dequantised first."""
+    return F.linear(x, dequantise_integers(weight, x.dtype))
+
+
+KERNELS: dict[str, Any] = {
+    "gemv": integer_gemv,
+    "rows": integer_rows,
+    "tiles": integer_tiles,
+    "mixed": mixed,
+    "dequantised": dequantised,
+}
 
 
 def cases(kinds: list[str], most: int) -> list[tuple[int, int, int, str]]:
@@ -143,8 +177,12 @@ def warm_up(kinds: list[str], most: int, share: int, workers: int) -> None:
         x = torch.zeros(tokens, columns, device="cuda", dtype=torch.bfloat16)
         small = quantise_weight(torch.zeros(rows, columns, device="cuda", dtype=torch.bfloat16), kind)  # type: ignore[arg-type]
         for label, call in {"linear": linear, **candidates(x, small)}.items():
-            # Numbers of tokens that share a kernel are one worker's.
-            kernel = f"{label} {kind} {columns} {-(-min(tokens, 128) // 4)}"
+            # Products that share a kernel are one worker's.
+            kernel = re.sub(r', "programs": \d{3}\b', ', "programs": 1', label)
+            kernel = re.sub(r'"parts": [2-8]', '"parts": 2', kernel)
+            if '"bn"' not in kernel:
+                kernel += f" {columns} {tokens}"
+            kernel += kind
             if zlib.crc32(kernel.encode()) % workers == share:
                 attempt(call, x, small)
     torch.cuda.synchronize()
@@ -159,13 +197,14 @@ def attempt(call: Callable[..., Tensor], x: Tensor, weight: QuantisedWeight) -> 
         return None
 
 
-def rows_of(kinds: list[str], most: int, *, sweep: bool, limit: float) -> None:
+def rows_of(kinds: list[str], *, most: int, sweep: bool, limit: float, choose: Path | None) -> None:
     began = time.monotonic()
     copied = copy_bandwidth()
     print(json.dumps({"row": "linear: copy", "ours": round(copied / 1e12, 3), "unit": "TB/s"}), flush=True)
     microseconds: dict[str, dict[str, float]] = {"ours": {}, "theirs": {}}
     plain_seconds: dict[tuple[int, int, int], float] = {}
     stored: dict[tuple[int, int, str], list[Any]] = {}
+    fastest: dict[str, dict[str, dict[str, tuple[float, dict[str, Any]]]]] = {}
     for tokens, rows, columns, kind in cases(kinds, most):
         if time.monotonic() - began > limit:
             print(json.dumps({"row": "linear", "skipped": f"M={tokens} and more: out of time"}), flush=True)
@@ -200,7 +239,15 @@ def rows_of(kinds: list[str], most: int, *, sweep: bool, limit: float) -> None:
             found = {"row": f"linear: {name}", "candidate": label, "us": round(seconds * 1e6, 2)}
             found |= {"speed_over_bf16": round(plain / seconds, 3), "share_of_copy": round(size / seconds / copied, 3)}
             print(json.dumps({**found, "error": round(error, 5)}), flush=True)
+            if tokens > 1 and error < _MOST_ERROR:
+                best = fastest.setdefault(kind, {}).setdefault(str(columns), {})
+                if str(tokens) not in best or seconds < best[str(tokens)][0]:
+                    best[str(tokens)] = seconds, json.loads(label)
     print(json.dumps({"row": "linear", "unit": "us", **microseconds}), flush=True)
+    if choose is not None:
+        table = {kind: {width: {count: tile for count, (_, tile) in best.items()} for width, best in widths.items()}
+                 for kind, widths in fastest.items()}  # fmt: skip
+        choose.write_text(json.dumps(table, indent=1) + "\n")
 
 
 def main() -> None:
@@ -208,6 +255,9 @@ def main() -> None:
     parser.add_argument("--kinds", default="int4,int8")
     parser.add_argument("--most", type=int, default=LARGE[-1], help="most tokens")
     parser.add_argument("--sweep", action="store_true", help="measure other kernels and tiles too")
+    parser.add_argument(
+        "--choose", type=Path, help="write the fastest kernels of a sweep, as `tuned.json`, to this file"
+    )
     parser.add_argument("--workers", type=int, default=0, help="processes that compile kernels first")
     parser.add_argument("--share", type=int, help="compile this worker's share of the kernels, and exit")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is begun")
@@ -227,7 +277,8 @@ def main() -> None:
         process.wait()
     if started:
         print(json.dumps({"row": "linear: compiled", "seconds": round(time.monotonic() - began, 1)}), flush=True)
-    rows_of(kinds, options.most, sweep=options.sweep, limit=options.limit - (time.monotonic() - began))
+    limit = options.limit - (time.monotonic() - began)
+    rows_of(kinds, most=options.most, sweep=options.sweep, limit=limit, choose=options.choose)
 
 
 if __name__ == "__main__":

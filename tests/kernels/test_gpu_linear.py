@@ -20,7 +20,7 @@ def test_products_are_those_of_the_dequantised_weight(kind: WeightKind, columns:
     torch.manual_seed(0)
     weight = quantise_weight(torch.randn(1000, columns, device="cuda", dtype=torch.bfloat16), kind)
     dense = dequantise_weight(weight, torch.float32)
-    for rows in (1, 2, 7, 16, 40, 128, 300):
+    for rows in (1, 2, 7, 16, 40, 64, 128, 300, 1100):
         x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
         expected = F.linear(x.float(), dense)
         for invariant in (False, True):
@@ -37,3 +37,27 @@ def test_a_few_rows_are_those_of_the_dequantised_weight(kind: WeightKind) -> Non
     found = integer_rows(x, weight)
     assert (found.float() - expected).abs().max() < 0.01 * expected.abs().max()
     assert torch.equal(integer_rows(x[3:8], weight), found[3:8])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_gates_of_any_number_of_rows_are_the_formula(kind: WeightKind) -> None:
+    torch.manual_seed(0)
+    weight = quantise_weight(torch.randn(1024, 2048, device="cuda", dtype=torch.bfloat16), kind)
+    dense, norm = dequantise_weight(weight, torch.float32), torch.rand(2048, device="cuda", dtype=torch.bfloat16)
+    for rows in (1, 7, 40, 300):
+        x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+        normed = F.rms_norm(x.float(), (2048,), norm.float(), 1e-5)
+        gates, ups = F.linear(normed, dense).unflatten(-1, (-1, 2, 64)).unbind(-2)  # type: ignore[no-untyped-call]
+        expected = (F.silu(gates) * ups).flatten(-2)
+        found = linear(x, weight, norm=norm, eps=1e-5, gate_block=64).float()
+        assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_row_has_the_same_bits_in_every_batch_in_deterministic_mode(kind: WeightKind) -> None:
+    torch.manual_seed(0)
+    weight = quantise_weight(torch.randn(1000, 2048, device="cuda", dtype=torch.bfloat16), kind)
+    x = torch.randn(300, 2048, device="cuda", dtype=torch.bfloat16)
+    whole = linear(x, weight, invariant=True)
+    for first, count in ((0, 1), (7, 3), (11, 16), (20, 60), (100, 150)):
+        assert torch.equal(linear(x[first : first + count], weight, invariant=True), whole[first : first + count])

@@ -15,6 +15,7 @@ from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, qua
 from piledriver.kernels.linear.few_rows import few_rows_linear
 from piledriver.kernels.linear.onednn import OneDnnLinear, forget_packed
 from piledriver.kernels.linear.reference import ReferenceLinear
+from piledriver.kernels.linear.tuned import tuned_kernel
 from tests.kernels.interpreter import interpret
 
 KINDS: list[WeightKind] = ["int8", "int4", "fp8"]
@@ -28,6 +29,7 @@ from piledriver.kernels.linear.gemv import gemv
 from piledriver.kernels.linear.integers.gemv import integer_gemv
 from piledriver.kernels.linear.integers.rows import integer_rows
 from piledriver.kernels.linear.invariant_row import invariant_row_linear
+from piledriver.kernels.linear.mixed import mixed
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.triton import TritonLinear
 torch.manual_seed(0)
@@ -67,6 +69,12 @@ for kind in ("int8", "int4"):
     torch.testing.assert_close(found, expected, **near)
     torch.testing.assert_close(integer_rows(x, given, **gate), ReferenceLinear()(x, given, **gate), **near)
     assert torch.equal(integer_rows(x[4:], given, **options), found[4:])
+    for bk, parts in ((64, 1), (128, 3)):
+        tile = {"bn": 16, "bm": 16, "bk": bk, "parts": parts, "together": 2, "warps": 4, "stages": 2}
+        x = torch.randn(40, 512)
+        more = {**options, "residual": torch.randn(40, 40)}
+        torch.testing.assert_close(mixed(x, given, **more, config=tile), ReferenceLinear()(x, given, **more),
+                                   rtol=1e-4, atol=1e-3)
 for outputs, columns in ((96, 384), (32, 4608)):
     x, weight, norm = torch.randn(1, columns), torch.randn(outputs, columns), torch.randn(columns)
     for options in (
@@ -131,6 +139,20 @@ def test_a_row_has_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
     whole = linear(x, weight, invariant=True)
     for first, count in ((0, 1), (7, 3), (11, 16), (20, 30)):
         assert torch.equal(linear(x[first : first + count], weight, invariant=True), whole[first : first + count])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_every_number_of_tokens_has_a_kernel_that_exists_and_fills_the_processors(kind: WeightKind) -> None:
+    for rows, columns in ((256, 256), (8192, 2048), (5120, 16384)):
+        weight = quantise_weight(torch.zeros(rows, columns), kind)
+        for tokens in (2, 3, 100, 5000):
+            chosen = tuned_kernel(weight, tokens)
+            assert chosen["kernel"] in ("rows", "tiles", "mixed", "dequantised")
+            if "bn" in chosen:
+                # A part holds whole groups, and matrix instructions take 64 rows of four warps.
+                assert chosen["parts"] <= max(1, columns // 256)
+                assert chosen["bn"] * 4 >= 64 * chosen["warps"]
+    assert tuned_kernel(weight, 1 << 20)["kernel"] == "dequantised"
 
 
 def test_the_triton_kernels_are_the_reference() -> None:

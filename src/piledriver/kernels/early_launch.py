@@ -56,3 +56,9 @@ def starts_early(device: torch.device) -> bool:
 def launch_options(early: bool) -> dict[str, bool]:
     """Return the options of a kernel call."""
     return {"launch_pdl": True} if early else {}
+
+
+def prefetched(wanted: int, shortest: int, line: int) -> int:
+    """Return how many elements of a row `prefetch` takes: a power of two within `shortest`, at least a line, or 0."""
+    most = 1 << (max(min(wanted, shortest), 1).bit_length() - 1)
+    return most if most >= line else 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.decode import rms_norm
-from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.early_launch import launch_options, prefetched, starts_early
 from piledriver.kernels.linear.triton import part_columns, tile_shape
 from piledriver.kernels.linear.workspace import workspace
 
@@ -120,7 +120,7 @@ def invariant_row_linear(
     row = x if norm is None else rms_norm(x, norm, eps)
     partial, counters = workspace(x.device, tiles * parts * chosen["bn"] * 32 if parts > 1 else 1, tiles)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
-    early, soon = starts_early(x.device), _prefetched(chosen["prefetch"], columns - (parts - 1) * part)
+    early, soon = starts_early(x.device), prefetched(chosen["prefetch"], columns - (parts - 1) * part, _LINE)
     _linear_row[(tiles, parts)](
         row, weight, weight if bias is None else bias, x if residual is None else residual, out, partial, counters,
         outputs, columns, part, weight.stride(0),
@@ -134,12 +134,6 @@ def invariant_row_linear(
 def fits_invariant_row(x: Tensor, weight: Tensor) -> bool:
     """Return whether the kernel takes this input and weight: one row, 16 bits."""
     return len(x) == 1 and weight.dtype == x.dtype and x.dtype.itemsize == 2
-
-
-def _prefetched(wanted: int, shortest: int) -> int:
-    """Return how many elements of a row are prefetched: a power of two within every part, at least a line."""
-    most = 1 << (max(min(wanted, shortest), 1).bit_length() - 1)
-    return most if most >= _LINE else 0
 
 
 def row_shape(outputs: int, parts: int, *, gate: bool) -> dict[str, int]:

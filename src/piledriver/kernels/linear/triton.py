@@ -32,11 +32,12 @@ _LONGEST_TILE = 256
 """Most columns of a tile."""
 
 if triton is not None:
+    from piledriver.kernels.linear.products import settle
     from piledriver.kernels.linear.workspace import add_parts
 
     @triton.jit
     def _tile(x, weight, rows, tokens, begin, end, columns, x_stride, weight_stride, row_limit, token_limit,
-              BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+              BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
         """Return [BN, BM]: rows of the weight times tokens, over columns `begin` to `end`."""
         total = tl.zeros([BN, BM], tl.float32)
         live, read = (rows < row_limit)[:, None], (tokens < token_limit)[:, None]
@@ -48,6 +49,8 @@ if triton is not None:
             w = tl.load(w_rows + (k + offsets)[None, :], mask=live & inside, other=0.0)
             y = tl.load(x_rows + (k + offsets)[None, :], mask=read & inside, other=0.0)
             total = tl.dot(w.to(y.dtype), tl.trans(y), total)
+            if w.dtype != y.dtype:
+                total = settle(total, ASM)
         return total
 
     @triton.jit
@@ -55,7 +58,7 @@ if triton is not None:
         x, weight, scales, bias, residual, out, partial, counters, outputs, tokens_count, columns, part,
         x_stride, weight_stride, out_stride, residual_stride,
         SCALED: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
-        SHARED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+        SHARED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr,
     ):  # fmt: skip
         tile, column = tl.program_id(0), tl.program_id(1)
         index = tile * BN + tl.arange(0, BN)
@@ -73,7 +76,7 @@ if triton is not None:
             begin = tl.program_id(2) * part
             end = tl.minimum(begin + part, columns)
             total = _tile(x, weight, rows, tokens, begin, end, columns, x_stride, weight_stride, limit,
-                          tokens_count, BN, BM, BK)  # fmt: skip
+                          tokens_count, BN, BM, BK, ASM)  # fmt: skip
             slot = tile * tl.num_programs(1) + column
             size: tl.constexpr = BN * BM * (2 if GATE > 0 else 1)
             base = partial + slot.to(tl.int64) * PARTS * size
@@ -82,7 +85,7 @@ if triton is not None:
             tl.store(mine + within, total)
             if GATE > 0:
                 other = _tile(x, weight, rows + GATE, tokens, begin, end, columns, x_stride, weight_stride, limit,
-                          tokens_count, BN, BM, BK)  # fmt: skip
+                          tokens_count, BN, BM, BK, ASM)  # fmt: skip
                 tl.store(mine + BN * BM + within, other)
             tl.debug_barrier()
             before = tl.atomic_add(counters + slot, 1, sem="acq_rel")
@@ -98,10 +101,10 @@ if triton is not None:
                 begin = p * part
                 end = tl.minimum(begin + part, columns)
                 total += _tile(x, weight, rows, tokens, begin, end, columns, x_stride, weight_stride, limit,
-                          tokens_count, BN, BM, BK)  # fmt: skip
+                          tokens_count, BN, BM, BK, ASM)  # fmt: skip
                 if GATE > 0:
                     other += _tile(x, weight, rows + GATE, tokens, begin, end, columns, x_stride, weight_stride, limit,
-                                   tokens_count, BN, BM, BK)  # fmt: skip
+                                   tokens_count, BN, BM, BK, ASM)  # fmt: skip
         if done:
             live = index < outputs
             if SCALED:
@@ -164,6 +167,7 @@ class TritonLinear(TritonKernel):
             0 if residual is None else residual.stride(0),
             SCALED=isinstance(weight, QuantisedWeight), GATE=gate_block, BIAS=bias is not None,
             RESIDUAL=residual is not None, PARTS=parts, SHARED=shared, BN=bn, BM=bm, BK=bk,
+            ASM=isinstance(_linear, triton.runtime.JITFunction),
             num_warps=chosen["warps"], num_stages=chosen["stages"],
         )  # fmt: skip
         return out

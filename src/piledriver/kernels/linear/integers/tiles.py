@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.early_launch import launch_options, prefetched, starts_early
 from piledriver.kernels.linear.integers.split import split_rows
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
@@ -22,6 +22,7 @@ from piledriver.kernels.linear.workspace import workspace
 try:
     import triton
     import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:
     triton = None
 
@@ -30,6 +31,7 @@ _UNIT = 256
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait, prefetch
+    from piledriver.kernels.linear.products import tile_of
     from piledriver.kernels.linear.workspace import add_parts
 
     @triton.jit
@@ -54,11 +56,12 @@ if triton is not None:
         return tl.split(tl.reshape(both, [BN, BM, 2]))
 
     @triton.jit
-    def _tile(x, w_rows, scales, rows, column, begin, end, columns, scale_stride, INT4: tl.constexpr,
-              EVEN: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
-              ASM: tl.constexpr):  # fmt: skip
+    def _tile(x, weight, w_rows, scales, rows, tile, column, begin, end, columns, scale_stride, INT4: tl.constexpr,
+              DESCRIBED: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+              HALF: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
         """Return [BN, BM]: rows of the weight times tokens, over columns `begin` to `end`."""
-        x_rows = x + (column * (2 * BM) + tl.arange(0, 2 * BM)).to(tl.int64)[:, None] * columns
+        if not DESCRIBED:
+            x_rows = x + (column * (2 * BM) + tl.arange(0, 2 * BM)).to(tl.int64)[:, None] * columns
         total = tl.zeros([BN, BM], tl.float32)
         if INT4:
             half = tl.arange(0, HALF)
@@ -68,10 +71,15 @@ if triton is not None:
                 # The last of these is not used; it reads the group before.
                 following = tl.minimum(k + 2 * HALF, end - 2 * HALF) // (2 * HALF)
                 next_scale = tl.load(place + following)
-                packed = tl.load(w_rows + (k // 2 + half)[None, :])
+                if DESCRIBED:
+                    packed = weight.load([tile * BN, k // 2])
+                    a = x.load([column * (2 * BM), k])
+                    b = x.load([column * (2 * BM), k + HALF])
+                else:
+                    packed = tl.load(w_rows + (k // 2 + half)[None, :])
+                    a = tl.load(x_rows + (k + half)[None, :])
+                    b = tl.load(x_rows + (k + HALF + half)[None, :])
                 first, second = _nibbles(packed, ASM)
-                a = tl.load(x_rows + (k + half)[None, :])
-                b = tl.load(x_rows + (k + HALF + half)[None, :])
                 both = tl.dot(first, tl.trans(a), out_dtype=tl.int32)
                 both = tl.dot(second, tl.trans(b), both, out_dtype=tl.int32)
                 upper, lower = _halves(both, BN, BM)
@@ -82,7 +90,10 @@ if triton is not None:
             offsets = tl.arange(0, BK)
             both = tl.zeros([BN, 2 * BM], tl.int32)
             for k in range(begin, end, BK):
-                if EVEN:
+                if DESCRIBED:
+                    w = weight.load([tile * BN, k])
+                    y = x.load([column * (2 * BM), k])
+                elif EVEN:
                     w = tl.load(w_rows + (k + offsets)[None, :])
                     y = tl.load(x_rows + (k + offsets)[None, :])
                 else:
@@ -94,18 +105,18 @@ if triton is not None:
             total = tl.fma(upper.to(tl.float32), tl.full([BN, BM], 256.0, tl.float32), lower.to(tl.float32))
         return total
 
-    @triton.jit(do_not_specialize=["tokens_count", "parts"])
+    @triton.jit(do_not_specialize=["tokens_count", "parts", "tiles", "across"])
     def _integer_tiles(
-        x, x_scales, weight, scales, bias, residual, out, partial, counters, outputs, tokens_count, columns,
-        part, parts, weight_stride, scale_stride, out_stride, residual_stride,
-        INT4: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-        SHARED: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-        HALF: tl.constexpr, ASM: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
+        x, x_scales, weight, described, scales, bias, residual, out, partial, counters, outputs, tokens_count, columns,
+        part, parts, tiles, across, weight_stride, scale_stride, out_stride, residual_stride,
+        INT4: tl.constexpr, DESCRIBED: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+        SHARED: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+        BK: tl.constexpr, HALF: tl.constexpr, TOGETHER: tl.constexpr, ASM: tl.constexpr, EARLY: tl.constexpr,
+        AHEAD: tl.constexpr,
     ):  # fmt: skip
         if EARLY:
             gdc_launch_dependents()
-        # Programs of the same rows of the weight follow each other, so that they share it in the L2 cache.
-        column, tile = tl.program_id(0), tl.program_id(1)
+        tile, column = tile_of(tl.program_id(0), tiles, across, TOGETHER)
         index = tile * BN + tl.arange(0, BN)
         tokens = column * BM + tl.arange(0, BM)
         # Rows beyond the last read the last, and are not stored.
@@ -113,7 +124,8 @@ if triton is not None:
         if GATE > 0:
             rows = (rows // GATE) * 2 * GATE + rows % GATE
         w_rows = weight + rows.to(tl.int64)[:, None] * weight_stride
-        begin = tl.program_id(2) * part if SHARED else 0
+        begin = tl.program_id(1) * part if SHARED else 0
+        end = tl.minimum(begin + part, columns)
         if AHEAD > 0:
             ahead = w_rows + (begin // 2 if INT4 else begin)
             prefetch(ahead, AHEAD, 128)
@@ -124,19 +136,19 @@ if triton is not None:
         total = tl.zeros([BN, BM], tl.float32)
         other = tl.zeros([BN, BM], tl.float32)
         done = True
+        if WHOLE or SHARED:
+            total = _tile(x, described, w_rows, scales, rows, tile, column, begin, end, columns, scale_stride,
+                          INT4, DESCRIBED, EVEN, BN, BM, BK, HALF, ASM)  # fmt: skip
         if SHARED:
-            end = tl.minimum(begin + part, columns)
-            total = _tile(x, w_rows, scales, rows, column, begin, end, columns, scale_stride,
-                          INT4, EVEN, BN, BM, BK, HALF, ASM)  # fmt: skip
-            slot = tile * tl.num_programs(0) + column
+            slot = tile * across + column
             size: tl.constexpr = BN * BM * (2 if GATE > 0 else 1)
             base = partial + slot.to(tl.int64) * parts * size
             within = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
-            mine = base + tl.program_id(2) * size
+            mine = base + tl.program_id(1) * size
             tl.store(mine + within, total)
             if GATE > 0:
-                other = _tile(x, w_rows + GATE * weight_stride, scales, rows + GATE, column, begin, end,
-                              columns, scale_stride, INT4, EVEN, BN, BM, BK, HALF, ASM)  # fmt: skip
+                other = _tile(x, described, w_rows + GATE * weight_stride, scales, rows + GATE, tile, column, begin,
+                              end, columns, scale_stride, INT4, False, EVEN, BN, BM, BK, HALF, ASM)  # fmt: skip
                 tl.store(mine + BN * BM + within, other)
             tl.debug_barrier()
             before = tl.atomic_add(counters + slot, 1, sem="acq_rel")
@@ -147,15 +159,19 @@ if triton is not None:
                 if GATE > 0:
                     other = add_parts(base + BN * BM + within, size, parts)
                 tl.store(counters + slot, 0)
+        elif WHOLE:
+            if GATE > 0:
+                other = _tile(x, described, w_rows + GATE * weight_stride, scales, rows + GATE, tile, column, begin,
+                              end, columns, scale_stride, INT4, False, EVEN, BN, BM, BK, HALF, ASM)  # fmt: skip
         else:
             for p in range(parts):
                 begin = p * part
                 end = tl.minimum(begin + part, columns)
-                total += _tile(x, w_rows, scales, rows, column, begin, end, columns,
-                               scale_stride, INT4, EVEN, BN, BM, BK, HALF, ASM)  # fmt: skip
+                total += _tile(x, described, w_rows, scales, rows, tile, column, begin, end, columns, scale_stride,
+                               INT4, DESCRIBED, EVEN, BN, BM, BK, HALF, ASM)  # fmt: skip
                 if GATE > 0:
-                    other += _tile(x, w_rows + GATE * weight_stride, scales, rows + GATE, column, begin,
-                                   end, columns, scale_stride, INT4, EVEN, BN, BM, BK, HALF,
+                    other += _tile(x, described, w_rows + GATE * weight_stride, scales, rows + GATE, tile, column,
+                                   begin, end, columns, scale_stride, INT4, False, EVEN, BN, BM, BK, HALF,
                                    ASM)  # fmt: skip
         if done:
             token_scale = tl.load(x_scales + tokens)[None, :]
@@ -207,21 +223,23 @@ def integer_tiles(
     tiles, across = triton.cdiv(outputs, bn), triton.cdiv(tokens, bm)
     shared = parts > 1 and across <= chosen.get("share", 4)
     early = starts_early(x.device)
-    # Parts of a power of two of cache lines can be prefetched without a mask.
-    ahead = (part if shared else columns) // (2 if int4 else 1)
-    fits = ahead >= 128 and ahead & (ahead - 1) == 0 and columns % part == 0
+    shortest = (columns - (parts - 1) * part if shared else columns) // (2 if int4 else 1)
     rows, x_scales = split_rows(x, norm, eps, padded=across * bm, divisor=16.0 if int4 else 1.0)
     count = tiles * across * parts * bn * bm * (2 if gate_block else 1) if shared else 1
     partial, counters = workspace(x.device, count, tiles * across)
     out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
-    _integer_tiles[(across, tiles, parts if shared else 1)](
-        rows, x_scales, data, scales, x if bias is None else bias, x if residual is None else residual, out,
-        partial, counters, outputs, tokens, columns, part, parts, data.stride(0), scales.stride(0), out.stride(0),
-        0 if residual is None else residual.stride(0),
-        INT4=int4, GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None, SHARED=shared,
-        EVEN=columns % bk == 0 and part % bk == 0, BN=bn, BM=bm, BK=bk, HALF=GROUP // 2,
+    described = early and not gate and columns % 16 == 0
+    box = GROUP // 2 if int4 else bk
+    _integer_tiles[(tiles * across, parts if shared else 1)](
+        TensorDescriptor.from_tensor(rows, [2 * bm, box]) if described else rows, x_scales, data,
+        TensorDescriptor.from_tensor(data, [bn, box]) if described else data, scales, x if bias is None else bias,
+        x if residual is None else residual, out, partial, counters, outputs, tokens, columns, part, parts, tiles,
+        across, data.stride(0), scales.stride(0), out.stride(0), 0 if residual is None else residual.stride(0),
+        INT4=int4, DESCRIBED=described, GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None,
+        SHARED=shared, WHOLE=parts == 1, EVEN=columns % bk == 0 and part % bk == 0, BN=bn, BM=bm, BK=bk,
+        HALF=GROUP // 2, TOGETHER=chosen.get("together", 8),
         ASM=isinstance(_integer_tiles, triton.runtime.JITFunction), EARLY=early,
-        AHEAD=ahead if early and fits and chosen.get("ahead", 1) and across == 1 else 0,
+        AHEAD=prefetched(chosen.get("ahead", 0), shortest, 128) if early and across == 1 else 0,
         num_warps=chosen["warps"], num_stages=chosen["stages"], **launch_options(early),
     )  # fmt: skip
     return out
@@ -246,9 +264,9 @@ def integer_tile_shape(
     many = max(1, min(512 // tiles, 4, columns // 256))
     shape |= {"bn": 128, "bk": 128, "stages": 3}
     if bm == 8:
-        shape |= {"bn": 256, "warps": 8, "ahead": 1}
+        shape |= {"bn": 256, "warps": 8, "ahead": 1 << 20}
     elif bm == 32:
-        shape |= {"stages": 4} if small else {"ahead": 1}
+        shape |= {"stages": 4} if small else {"ahead": 1 << 20}
     elif bm == 64 and small and tokens <= 64:
         shape |= {"bn": 64, "stages": 4}
     elif bm == 64:

@@ -1,0 +1,37 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
+# ruff: noqa: N803
+"""Jit helpers of tiled products: the order of tiles, and a wait for matrix instructions that read registers."""
+
+from __future__ import annotations
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+if triton is not None:
+
+    @triton.jit
+    def settle(total, ASM: tl.constexpr):
+        """Return `total` after the matrix instructions that compute it.
+
+        Hopper's matrix instructions read a left operand that was converted in registers while they run. Triton 3.6
+        leaves them in flight at the end of a turn of a loop, and the next turn overwrites those registers.
+        """
+        if ASM:
+            return tl.inline_asm_elementwise("", "=f,0", [total], dtype=tl.float32, is_pure=True, pack=1)
+        else:
+            return total
+
+    @triton.jit
+    def tile_of(program, tiles, across, TOGETHER: tl.constexpr):
+        """Return the tile of outputs and the tile of tokens of a program.
+
+        Programs that run at the same time share up to `TOGETHER` tiles of tokens, so that they find weights and inputs
+        in the second-level cache.
+        """
+        block = TOGETHER * tiles
+        first = program // block * TOGETHER
+        width = tl.minimum(across - first, TOGETHER)
+        return program % block // width, first + program % block % width
