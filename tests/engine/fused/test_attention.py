@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.apply import apply_compute
+from piledriver.engine.compile import compile_report, reset_compiler
 from piledriver.engine.errors import EngineError
 from piledriver.engine.fused.attention import NAMES
 from piledriver.engine.fused.attention import masks as attention_masks
@@ -161,6 +162,26 @@ def test_documents_are_looked_for_only_where_a_call_gives_positions(monkeypatch:
     unfuse(model)
     model(**given)
     assert len(looked) == 2
+
+
+@pytest.mark.usefixtures("_block_masks_on_cpu")
+@torch.no_grad()
+def test_windows_and_documents_of_varying_lengths_compile_once_for_each_kind_of_block() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    model = build("gemma3", head_dim=16, num_hidden_layers=4, sliding_window=64, layer_types=kinds, use_cache=False)
+    mesh = make_mesh(Layout(fuse=True, compile=True), "cpu")
+    apply_compute(model, mesh, EngineOptions(compile={"backend": "eager"}))
+    reset_compiler()
+    graphs = []
+    for step, length in enumerate((256, 256, 384, 320, 200)):
+        cut = 50 + 17 * step
+        positions = torch.cat((torch.arange(cut), torch.arange(length - cut))).expand(2, -1)
+        model(**batch("gemma3", length=length), position_ids=positions)
+        graphs.append(compile_report().graphs)
+    # With and without a window; the second length makes lengths symbolic, once.
+    assert graphs == [2, 2, 4, 4, 4]
+    assert not compile_report().breaks
+    reset_compiler()
 
 
 class TestOnGpu:
