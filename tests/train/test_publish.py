@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from piledriver.checkpoint.saving.staging import HostStaging
 from piledriver.cli.main import main
 from piledriver.data import open_tokens
 from piledriver.models import ModelConfig, Transformer
@@ -69,6 +70,17 @@ def test_transformers_reads_the_published_folder_as_we_do(run: Path) -> None:
     ids = torch.tensor([[boundary, *ours.encode(text).tolist()]])
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, load_folder(folder)(ids), atol=1e-5, rtol=1e-4)
+
+
+def test_with_everything_on_disk_it_publishes_the_same_without_a_copy_on_the_host(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostStaging, "copies", None)
+    tiers = "{optimizer: disk, parameters: disk, gradients: disk, folder: " + str(tmp_path) + "}"
+    words = [str(run.parent / "train.yaml"), f"out={tmp_path / 'run'}", f"layout.offload={tiers}", "--json"]
+    assert main(["train", *words]) == 0
+    assert [row["loss"] for row in read_metrics(tmp_path / "run")] == [row["loss"] for row in read_metrics(run)]
+    assert filecmp.cmp(tmp_path / "run" / "model" / "model.safetensors", run / "model" / "model.safetensors", False)
 
 
 @pytest.mark.parametrize("named", ["", "checkpoints", "checkpoints/step-24"])
