@@ -75,6 +75,11 @@ def test_an_optimizer_that_was_not_prepared_is_missed(caplog: pytest.LogCaptureF
             accelerator.backward(model(torch.ones(1, 2)).sum())
     assert [record.message for record in caplog.records if "no optimizer was prepared" in record.message] != []
     assert len(caplog.records) == 1
+    # On one process the parameters stay the user's: there is nothing to miss.
+    caplog.clear()
+    accelerator = Accelerator(cpu=True, layout=Layout(compile=False))
+    accelerator.backward(accelerator.prepare(nn.Linear(2, 2))(torch.ones(1, 2)).sum())
+    assert not caplog.records
 
 
 def test_clipping_before_any_backward_is_a_norm_of_nothing() -> None:

@@ -154,7 +154,10 @@ class GradientsMixin(AcceleratorProperties):
 
     def _warn_unprepared_optimizers(self) -> None:
         """Warn once of optimizers whose steps would change nothing, or each rank's weights differently."""
-        if self.layout.reducer != "ddp" and self._models and not self._optimizers:
+        # On one process, in fp32 or mixed precision, the parameters stay those that the user's optimizer holds.
+        layout = self.layout
+        own = self.mesh.alone and layout.offload == "none" and not layout.precision.endswith("pure")
+        if layout.reducer != "ddp" and not own and self._models and not self._optimizers:
             _log.warning(
                 "no optimizer was prepared: one that was made before does not see the parameters that %r put in place "
                 "of the model's. Fix: pass it to accelerator.prepare",

@@ -201,6 +201,34 @@ def test_peft_adapters_train_as_without() -> None:
     torch.testing.assert_close(*losses)
 
 
+@pytest.mark.parametrize("name", ["llama", "mixtral", "t5"])
+def test_what_users_do_to_models_of_transformers_before(name: str) -> None:
+    pytest.importorskip("transformers")
+    from tests.engine.fused.catalogue import batch, build
+
+    def checkpointed(model: Any) -> None:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+
+    for change in (
+        lambda model: model.gradient_checkpointing_enable(),
+        checkpointed,
+        lambda model: model.resize_token_embeddings(101),
+        lambda model: model.get_output_embeddings().requires_grad_(False),
+    ):
+        model: Any = build(name)
+        change(model)
+        original = copy.deepcopy(model)
+        fused(model)
+        found = []
+        for one in (model, original):
+            # A tuple, as older loops ask for.
+            loss = one(**batch(name), return_dict=False)[0]
+            loss.backward()
+            found.append((loss.detach(), {key: p.grad for key, p in one.named_parameters() if p.grad is not None}))
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
 def test_copies_pickles_and_undoing() -> None:
     model = Users()
     original = copy.deepcopy(model)
