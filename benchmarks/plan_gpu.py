@@ -50,7 +50,7 @@ def predicted(row: dict[str, Any], rates: dict[str, Any] | None = None) -> Any:
         chunk = 1 << max((1 << 28) // config.vocab_size, 4096).bit_length() - 1
     if chunk is None:
         return made
-    # Of old rows the loss also had two buffers for its logits.
+    # Of old rows the loss also had two buffers for its logits, or copied the gradient of its weight.
     timelines = step_timelines(
         config,
         made.layout,
@@ -59,7 +59,7 @@ def predicted(row: dict[str, Any], rates: dict[str, Any] | None = None) -> Any:
         accumulation=made.accumulation,
         optimizer=row["optimizer"],
         compiled=made.compiled,
-        traits=Traits(loss_buffers=row.get("loss_buffers", 1), loss_chunk=chunk),
+        traits=Traits(loss_buffers=row.get("loss_buffers", 1), loss_chunk=chunk, copying_loss="copying_loss" in row),
     )
     return replace(made, timelines=tuple(timelines))
 

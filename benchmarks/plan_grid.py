@@ -1,7 +1,7 @@
 """Rows of `plan_gpu.py`: model shapes, and layouts x batch x optimizer that are measured with them.
 
 A row is (shape, sequences of a micro-batch, layout, optimizer, micro-batches of a step). `KNOWN` and `UNSEEN` were
-measured and the planner was corrected on them; `FRESH` has shapes that neither has, `SECOND` more that were new.
+measured and the planner was corrected on them; `FRESH` has shapes that neither has, `SECOND` and `THIRD` more.
 """
 
 from __future__ import annotations
@@ -288,6 +288,49 @@ SECOND: list[tuple[str, int, dict[str, Any], str, int]] = [
     ("learned", 2, COMPILED, "adamw", 1),
     ("plain", 9, {**COMPILED, "recompute_norms": True}, "adamw", 3),
 ]
+# A third blind set, after what the second taught; then rows that wait for the host, again with nothing beside them.
+SHAPES |= {
+    "fine experts": (
+        {
+            **SMALL,
+            "dim": 768,
+            "layers": 9,
+            "heads": 12,
+            "kv_heads": 4,
+            "moe": {"experts": 16, "experts_per_token": 2, "expert_dim": 384, "shared_dim": 384},
+        },
+        1024,
+    ),
+    "slight": ({**SMALL, "vocab_size": 24576, "dim": 896, "layers": 15, "heads": 7, "mlp_dim": 2432}, 768),
+}
+THIRD: list[tuple[str, int, dict[str, Any], str, int]] = [
+    ("fine experts", 7, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("slight", 11, EAGER, "muon", 1),
+    ("few experts", 11, EAGER, "muon", 1),
+    ("slight", 9, {**EAGER, "activations": "selective"}, "lion", 1),
+    ("fine experts", 6, {**EAGER, "activations": "selective"}, "adamw", 1),
+    ("learned", 5, {**EAGER, "activations": "full"}, "adamw8bit", 1),
+    ("slight", 8, {**EAGER, "activations": "full"}, "adamw", 2),
+    ("both", 7, EAGER, "lion", 1),
+    ("fine experts", 9, EAGER, "adamw", 1),
+    ("broad", 3, {**EAGER, "offload": "optimizer"}, "adamw", 1),
+    ("124m", 16, EAGER, "adamw", 1),
+    ("124m", 16, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("124m", 16, {**EAGER, "activations": "selective"}, "adamw", 1),
+    ("both", 6, EAGER, "adamw", 1),
+    ("experts", 8, EAGER, "adamw", 1),
+    ("deep", 16, EAGER, "adamw", 1),
+    ("post", 8, EAGER, "adamw", 1),
+    ("thin", 8, EAGER, "adamw", 1),
+    ("latent", 8, EAGER, "adamw", 1),
+    ("shared", 8, EAGER, "adamw", 1),
+    ("moe", 8, EAGER, "adamw", 1),
+    ("slim latent", 6, EAGER, "adamw", 1),
+    ("pythia", 4, EAGER, "adamw", 1),
+    ("square", 8, {**EAGER, "activations": "selective"}, "adamw8bit", 1),
+    ("124m", 16, EAGER, "adamw", 2),
+    ("qwen", 4, EAGER, "adamw", 1),
+]
 CHOICE = ("pick", 48)
 """The shape and the sequences of a step whose first layouts are all measured."""
 CENSUS = (
@@ -297,7 +340,7 @@ CENSUS = (
     ("grouped", COMPILED, "adamw"),
 )
 """Shapes and layouts whose largest fitting micro-batch is run, and the next that is predicted not to fit."""
-GRIDS = {"known": KNOWN, "unseen": UNSEEN, "fresh": FRESH, "second": SECOND}
+GRIDS = {"known": KNOWN, "unseen": UNSEEN, "fresh": FRESH, "second": SECOND, "third": THIRD}
 
 
 def as_row(shape: str, sequences: int, layout: dict[str, Any], optimizer: str, accumulation: int) -> dict[str, Any]:

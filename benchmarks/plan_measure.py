@@ -153,7 +153,7 @@ def measure(
         "compile_seconds": round(compile_seconds, 1),
         "phases": phases,
         "blocks": len(blocks),
-        "loss_chunk": default_chunk_tokens(config.vocab_size, accelerator.device.type),
+        "loss_chunk": default_chunk_tokens(config.vocab_size, accelerator.device.type, config.dim),
     }
 
 

@@ -38,10 +38,9 @@ def test_fp8_weights_are_those_of_the_engine(name: str) -> None:
     assert kept == cost.fp8_parameters
 
 
-def test_muon_iterates_on_batches_of_its_largest_matrix() -> None:
+def test_muon_stacks_a_batch_beside_the_one_before() -> None:
     config = replace(preset("llama-1.2b"), layers=3)
-    gate_up = 2 * config.mlp_dim * config.dim
-    products = 2 * 2 * config.dim**2
-    assert newton_schulz_bytes(config, Layout().on(1), 3) == 3 * ((4 + 2 + 2) * gate_up + products)
+    gate_up, down = 2 * config.mlp_dim * config.dim, config.mlp_dim * config.dim
+    assert newton_schulz_bytes(config, Layout().on(1), 3) == 3 * (2 * 4 * down + (4 + 2) * gate_up)
     with pytest.raises(PlanError, match="adamww"):
         state_bytes_of((2, 2), "adamww", 4)

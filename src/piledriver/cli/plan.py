@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> None:
         from piledriver.plan.errors import PlanError
 
         raise PlanError("no model was given", fix="name a config, a model folder or a preset (piledriver presets)")
+    _check(args)
     given = _given(args)
     if args.inference:
         _inference(args, given)
@@ -86,6 +87,26 @@ def run(args: argparse.Namespace) -> None:
         print(f"\n{args.picture}")
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Reject options that would have no effect, and a picture that could not be written, before the search."""
+    from pathlib import Path
+
+    from piledriver.core.errors import MissingFileError
+    from piledriver.plan.errors import PlanError
+    from piledriver.plan.report.picture import FORMATS
+
+    for option in ("micro_batch", "longest"):
+        if getattr(args, option) and args.explain is None:
+            name = option.replace("_", "-")
+            raise PlanError(
+                f"--{name} is about one layout", fix=f"add --explain LAYOUT, such as --explain zero=3 --{name}"
+            )
+    if args.picture and Path(args.picture).suffix not in FORMATS:
+        raise PlanError(f"--picture {args.picture} is no picture", fix=f"end its name in one of {', '.join(FORMATS)}")
+    if args.picture and not Path(args.picture).absolute().parent.is_dir():
+        raise MissingFileError(str(Path(args.picture).absolute().parent), fix="make the folder first")
+
+
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `plan`: from the command line, then from the training config."""
     from piledriver.plan.search.candidates import Wishes
@@ -105,7 +126,14 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         from piledriver.plan.entry import config_of
 
         length = found.get("length") or config_of(found["model"])[0].max_positions
-        found["batch"] = max(1, batch_tokens // length)
+        if batch_tokens < length:
+            from piledriver.plan.errors import PlanError
+
+            raise PlanError(
+                f"{batch_tokens} tokens a step are less than a sequence of {length}",
+                fix=f"give --batch-tokens {length} or more, or a shorter --length",
+            )
+        found["batch"] = batch_tokens // length
     return found
 
 
@@ -137,7 +165,13 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
     text = args.explain.strip()
     text = text.removeprefix("Layout(").removesuffix(")") if text.startswith("Layout(") else text
     # Not the commas of a list, such as stage_blocks=[3,5].
-    fields = dict(parse_override(part.strip()) for part in re.split(r",(?![^\[]*\])", text) if part.strip())
+    parts = [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
+    for part in parts:
+        if "=" not in part:
+            from piledriver.plan.errors import PlanError
+
+            raise PlanError(f"--explain: {part!r} has no value", fix="write fields as zero=3,tp=2,activations=full")
+    fields = dict(map(parse_override, parts))
     layout = from_mapping(Layout, {"precision": "auto", **fields}, "--explain")
     given.pop("wishes", None)
     if args.longest:

@@ -84,12 +84,19 @@ def explain(
             f"a batch of {workload.batch} sequences is not a multiple of {resolved.data_size} data-parallel ranks",
             fix=f"use {max(1, round(workload.batch / resolved.data_size)) * resolved.data_size}",
         )
+    own = workload.batch // resolved.data_size
+    if sequences is not None and own % sequences:
+        sizes = ", ".join(str(size) for size in range(1, own + 1) if own % size == 0)
+        raise PlanError(
+            f"micro-batches of {sequences} do not divide the {own} sequences of a data-parallel rank",
+            fix=f"use one of {sizes}, or another batch",
+        )
     if sequences is not None:
         return predict(workload, with_micro_batches(resolved, workload, sequences), cluster, sequences=sequences)
     wishes = Wishes(precisions=(layout.precision,), fixed=layout)
     found = search_layouts(workload, cluster, replace(wishes, offloads=("none",)))
     if found.fitting:
-        return found.fitting[0]
+        return _every_rank(found.fitting[0])
     return predict(workload, with_micro_batches(resolved, workload, 1), cluster, sequences=1)
 
 

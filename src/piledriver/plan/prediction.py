@@ -14,7 +14,7 @@ from piledriver.plan.collectives import step_collectives
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.memory.phases import Timeline
 from piledriver.plan.memory.timeline import step_timelines
-from piledriver.plan.time.rates import Efficiency
+from piledriver.plan.time.rates import Efficiency, best_measured
 from piledriver.plan.time.step import StepTime, step_time
 
 # Memory that a plan leaves free: what the allocator may need beyond the prediction.
@@ -66,20 +66,22 @@ class Prediction:
     @property
     def missing(self) -> float:
         """Bytes that the device lacks; negative if it fits."""
-        return max(one.driver - self._room(one) for one in self.timelines)
+        return max(self._lacks(one) for one in self.timelines)
 
     @property
     def tightest(self) -> Timeline:
         """The timeline of the rank that has the least memory left."""
-        return max(self.timelines, key=lambda one: one.driver - self._room(one))
+        return max(self.timelines, key=self._lacks)
 
     @property
     def capacity(self) -> float:
         """Bytes of the device that needs the most memory."""
         return self.cluster.stage_memory(self.layout.pp, self.worst.pipeline_rank)
 
-    def _room(self, one: Timeline) -> float:
-        return self.cluster.stage_memory(self.layout.pp, one.pipeline_rank) * (1 - HEADROOM)
+    def _lacks(self, one: Timeline) -> float:
+        room = self.cluster.stage_memory(self.layout.pp, one.pipeline_rank) * (1 - HEADROOM)
+        # The memory of a CPU is that of its host.
+        return one.driver - room + (one.host if self.cluster.device.kind == "cpu" else 0.0)
 
     def collectives(self, pipeline_rank: int = 0) -> tuple[Exchange, ...]:
         """Return the collectives of one step on a rank: kind, axis, bytes and count."""
@@ -101,10 +103,10 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs over the bf16 peak of all devices."""
+        """Model FLOPs over the bf16 peak of all devices, or over the best measured rate where that is higher."""
         per_token = flops_per_token(self.workload.config, self.workload.length)
-        precision = "fp32" if self.layout.precision == "fp32" else "bf16"
-        peak = sum(device.peak(precision) for device in self.cluster.devices())
+        precision = "fp32" if self.layout.precision == "fp32" or self.cluster.device.kind == "cpu" else "bf16"
+        peak = sum(max(device.peak(precision), best_measured(device, precision)) for device in self.cluster.devices())
         return per_token * self.tokens_per_second / peak
 
     @property

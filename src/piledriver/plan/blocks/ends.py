@@ -48,8 +48,10 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
     hidden = Kept("input of the output layer", whole)
     # The final norm runs outside the blocks: eager, with its input cast to the dtype of its weight.
     norm = Kept("input of the final norm", tokens * dim * (max(size, weight_size) if config.norm_weight else size))
-    own = setting.traits.loss_chunk or default_chunk_tokens(round(rows), kind)
+    own = setting.traits.loss_chunk or default_chunk_tokens(round(rows), kind, dim)
     chunk = min(tokens, own) if setting.traits.chunked_loss else tokens
+    if setting.traits.chunked_loss and not setting.traits.copying_loss:
+        chunk = tokens / math.ceil(tokens / own)  # of nearly equal size
     pairs = list(loss_exchanges(config, setting, chunk))
     exchanges = (*forward_of(pairs), *backward_of(pairs))
     if not setting.traits.chunked_loss:
@@ -72,9 +74,8 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
             Kept("output weight, cast", cast),
             hidden,
         ),
-        # The scaled weight gradient is copied into the parameter's.
         backward_peak=(
-            Kept("scaled weight gradient and its copy", 2 * weight * weight_size),
+            Kept("copies of the weight gradient", 2 * weight * weight_size * setting.traits.copying_loss),
             Kept("scaled hidden gradient", whole * (1 + 4 / size)),
         ),
         exchanges=exchanges,

@@ -14,8 +14,9 @@ from piledriver.plan.blocks.fp8 import (
 from piledriver.plan.blocks.operators import Kept, Operator, matmul, moved
 from piledriver.plan.blocks.widths import Widths
 
-# Traffic of gathers and scatters of rows relative to a copy.
-_INDEXED_PASSES = 2.5
+# Traffic of gathers and scatters of rows relative to a copy, compiled and eager; and of eager gates of experts, which
+# lie in blocks of columns.
+_INDEXED_PASSES, _EAGER_INDEXED_PASSES, _EAGER_GATES = 2.5, 3.5, 1.7
 
 
 def mlp_operators(w: Widths) -> list[Operator]:
@@ -49,7 +50,7 @@ def _experts(w: Widths) -> list[Operator]:
         moved("routing", w.tokens * moe.experts * 4 * 6 + rows * 8 * 8),
         _indexed(w, "dispatch", 4 * chosen * w.dim),
         matmul("experts up", each, width, w.dim, w.size, groups=local),
-        w.move("activation", chosen * (width + w.inner)),
+        w.move("activation", chosen * (width + w.inner) * (_EAGER_GATES if w.eager and w.gated else 1.0)),
         matmul("experts down", each, w.dim, w.inner, w.size, groups=local),
         _indexed(w, "combine", (2 * chosen + 1) * w.dim),
     ]
@@ -60,7 +61,8 @@ def _experts(w: Widths) -> list[Operator]:
 
 def _indexed(w: Widths, name: str, elements: float) -> Operator:
     """Return a kernel that reads or writes rows by index, which compiling does not fuse."""
-    return moved(name, elements * w.tokens * w.size * max(w.passes, _INDEXED_PASSES))
+    passes = _EAGER_INDEXED_PASSES if w.eager else _INDEXED_PASSES
+    return moved(name, elements * w.tokens * w.size * max(w.passes, passes))
 
 
 def kept_by_mlp(w: Widths) -> list[Kept]:

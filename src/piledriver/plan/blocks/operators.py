@@ -58,8 +58,8 @@ class BlockCost:
     """Largest bytes of temporaries in the backward, recomputed activations included."""
     forward_exchanges: tuple[Exchange, ...] = ()
     backward_exchanges: tuple[Exchange, ...] = ()
-    kernels: tuple[int, int] = (0, 0)
-    """Kernels that the host launches in the forward and in the backward."""
+    kernels: tuple[float, float] = (0.0, 0.0)
+    """The host's work in the forward and in the backward, in launches of a kernel."""
     fp8_parameters: float = 0.0
     """Elements of weights that are cast to fp8, not to the compute dtype."""
 

@@ -24,6 +24,8 @@ class Traits:
     """Tokens of a chunk of logits; None for the kernel's own."""
     loss_buffers: int = 1
     """Chunks of logits that exist at once."""
+    copying_loss: bool = False
+    """The backward of a chunked loss copies the gradient of the output weight twice, and its chunks are uneven."""
     compiled_loss: bool = True
     """Where blocks are compiled, the loss is too."""
     overlap: float = 1.0

@@ -14,6 +14,7 @@ from piledriver.plan.blocks.attention import attention_operators, kept_by_attent
 from piledriver.plan.blocks.exchanges import backward_of, block_exchanges, forward_of
 from piledriver.plan.blocks.feed_forward import kept_by_mlp, kept_products_of_mlp, mlp_operators
 from piledriver.plan.blocks.fp8 import CASTS, GATE, fp8_parameters, gate_gradient, gradient_casts
+from piledriver.plan.blocks.launches import block_launches
 from piledriver.plan.blocks.operators import BlockCost, Kept, Operator, gradients_of
 from piledriver.plan.blocks.per_model import cached_per_model
 from piledriver.plan.blocks.setting import BlockSetting
@@ -24,19 +25,6 @@ _ATTENTION_BACKWARD = 2.5
 # Traffic of an elementwise backward relative to its forward: it reads the gradient besides what the forward read. Ours
 # also sums gradients of weights in fp32.
 _BACKWARD, _OWN_BACKWARD = 1.5, 2.0
-# Kernels that the host launches for one block, forward and backward; of eager blocks with the Python between them, in
-# units of a launch.
-_EAGER_KERNELS = (58, 122)
-_FUSED_EAGER_KERNELS = (34, 62)
-_COMPILED_KERNELS = (16, 34)
-# Further ones of rotary positions and gates, of routing, of a shared expert, of latent attention, of norms of queries
-# and keys, and of the Python that selective checkpointing runs for each operator.
-_EAGER_ROTARY, _EAGER_GATE = (22, 43), (10, 20)
-_EAGER_ROUTING, _COMPILED_ROUTING = (80, 130), (24, 36)
-_EAGER_SHARED = (15, 30)
-_EAGER_LATENT, _COMPILED_LATENT = (45, 90), (5, 10)
-_EAGER_QK_NORM = (25, 50)
-_EAGER_SELECTIVE = (86, 172)
 
 
 @cached_per_model
@@ -67,32 +55,9 @@ def block_cost(config: ModelConfig, window: int | None, setting: BlockSetting, e
         backward_workspace=_backward_workspace(widths) + extra,
         forward_exchanges=there,
         backward_exchanges=back,
-        kernels=_kernels(widths),
+        kernels=block_launches(widths),
         fp8_parameters=fp8_parameters(widths),
     )
-
-
-def _kernels(w: Widths) -> tuple[int, int]:
-    """Return the kernels that the host launches, forward and backward."""
-    compiled = w.setting.compiled
-    if not compiled and w.setting.traits.name != "piledriver":
-        return _FUSED_EAGER_KERNELS
-    found = [_COMPILED_KERNELS if compiled else _EAGER_KERNELS]
-    if w.moe is not None:
-        found.append(_COMPILED_ROUTING if compiled else _EAGER_ROUTING)
-    if w.shared and not compiled:
-        found.append(_EAGER_SHARED)
-    if w.config.latent is not None:
-        found.append(_COMPILED_LATENT if compiled else _EAGER_LATENT)
-    if w.config.positions == "rotary" and not compiled:
-        found.append(_EAGER_ROTARY)
-    if w.gated and not compiled:
-        found.append(_EAGER_GATE)
-    if w.config.qk_norm != "none" and not compiled:
-        found.append(_EAGER_QK_NORM)
-    if w.setting.activations == "selective" and not compiled:
-        found.append(_EAGER_SELECTIVE)
-    return sum(one[0] for one in found), sum(one[1] for one in found)
 
 
 def _backward_of(operator: Operator, w: Widths) -> list[Operator]:

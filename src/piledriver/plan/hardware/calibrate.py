@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from piledriver.models import Transformer
+from piledriver.models.config import ModelConfig
 from piledriver.plan.hardware.calibration_file import save_calibration
 
 # Rows, columns, depth: square products, and those of blocks (wide, narrow, deep) at two sizes.
@@ -35,6 +37,8 @@ _SHAPES = (
     (2048, 2048, 2048),
     (1024, 4096, 1024),
 )
+# Blocks of two models whose difference is the host's time of small eager blocks, and the launches of one of them.
+_DEPTHS, _SMALL_BLOCK = (2, 8), 232.0
 _CPU_SHAPES = ((512, 512, 512), (2048, 256, 128), (2048, 704, 256), (256, 128, 2048), (256, 4096, 128))
 
 
@@ -58,6 +62,7 @@ def calibrate(*, seconds: float = 50.0, save: bool = True) -> tuple[Path | None,
     }
     if device.type == "cuda":
         rates["host_link"] = host_link_rate(device)
+        rates["host_adam"] = host_adam_rate()
     rates["disk_write"], rates["disk_read"] = disk_rates()
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         rates["collectives"] = collective_rates(device)
@@ -154,16 +159,36 @@ def copy_rate(device: torch.device) -> float:
 
 
 def launch_seconds(device: torch.device) -> float:
-    """Return the host's seconds for one small kernel."""
-    small = torch.ones(16, device=device)
-    count = 200
-    _wait(device)
-    begun = time.perf_counter()
-    for _ in range(count):
-        small.add_(1.0)
-    taken = (time.perf_counter() - begun) / count
-    _wait(device)
-    return taken
+    """Return the host's seconds for one launch, as an eager block makes them: its seconds over their number.
+
+    A loop of one small kernel would leave out the Python between operators, which machines differ in.
+    """
+    seconds = [_eager_seconds(device, layers) for layers in _DEPTHS]
+    return max(1e-6, (seconds[1] - seconds[0]) / (_DEPTHS[1] - _DEPTHS[0]) / _SMALL_BLOCK)
+
+
+def _eager_seconds(device: torch.device, layers: int) -> float:
+    """Return the fastest seconds of a forward and a backward on so few tokens that the host is slower."""
+    config = ModelConfig(vocab_size=512, dim=128, layers=layers, heads=2, mlp_dim=256, max_positions=16)
+    model = Transformer(config, seed=0).to(device)
+    model.compute_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    tokens = torch.zeros(1, 16, dtype=torch.int64, device=device)
+    taken = []
+    for _ in range(12):
+        _wait(device)
+        begun = time.perf_counter()
+        model(tokens, targets=tokens).total.backward()
+        _wait(device)
+        taken.append(time.perf_counter() - begun)
+    return min(taken)
+
+
+def host_adam_rate() -> float:
+    """Return the parameters that this host's cores update in a second, as offloaded optimizers do."""
+    weight = torch.nn.Parameter(torch.zeros(1 << 25))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW([weight], lr=1e-4, fused=True)
+    return weight.numel() / timed(optimizer.step, torch.device("cpu"), at_least=0.1, most=5)
 
 
 def host_link_rate(device: torch.device) -> float:

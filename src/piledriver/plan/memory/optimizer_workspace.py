@@ -14,7 +14,7 @@ from piledriver.plan.memory.phases import Owner
 from piledriver.plan.memory.state_bytes import StateBytes, weight_size_of
 
 ROUNDING = "stochastic rounding of a bucket"
-MASTER = "largest master weight on the device"
+NEWTON_SCHULZ = "Newton-Schulz iterations"
 
 
 def optimizer_workspace(
@@ -27,7 +27,8 @@ def optimizer_workspace(
         yield Owner("communication buffers", "gathered rows", 2.0 * max(BUCKET_BYTES, 4 * ends.elements / 2))
     if layout.offloads and not layout.tiers.steps_by_block:
         # A master weight comes to the device in fp32 and is cast there.
-        yield Owner("workspace", MASTER, 4.0 * largest_owned(config, layout, ends=bool(ends.elements), layers=layers))
+        largest_master = 4.0 * _largest_owned(config, layout, ends=bool(ends.elements), layers=layers)
+        yield Owner("workspace", "largest master weight on the device", largest_master)
     if layout.has_bf16_weights and optimizer in ("adamw", "muon", "lion", "sgd"):
         # fp32 copies of a bucket of weights and gradients, and the 64-bit numbers that its noise is hashed from.
         yield Owner("workspace", ROUNDING, 40.0 * min(owned, max(1 << 26, largest)))
@@ -37,10 +38,24 @@ def optimizer_workspace(
         # The compiled update of the largest parameter: both moments in fp32.
         yield Owner("workspace", "moments of a parameter in fp32", 8.0 * largest)
     if optimizer == "muon" and layers:
-        yield Owner("workspace", "Newton-Schulz iterations", newton_schulz_bytes(config, layout, layers))
+        yield Owner("workspace", NEWTON_SCHULZ, newton_schulz_bytes(config, layout, layers))
 
 
-def largest_owned(config: ModelConfig, layout: Layout, *, ends: bool, layers: int) -> float:
+def step_tensors(config: ModelConfig, optimizer: str, layout: Layout, *, ends: bool, layers: int) -> list[float]:
+    """Return the bytes of single tensors that an optimizer step allocates: masters, updates, batches of matrices."""
+    if layout.offloads:
+        return [] if layout.tiers.steps_by_block else [4.0 * _largest_owned(config, layout, ends=ends, layers=layers)]
+    matrices = [one for one in parts_of(config).block if len(one.shape) > 1]
+    if optimizer == "lion" and not layout.has_bf16_weights:
+        owned = [one.shard(layout) if layout.zero else one.elements(layout) for one in matrices]
+        return [4.0 * size for size in owned for _ in range(layers)]
+    if optimizer == "muon" and layers:
+        together = min(MATRICES_TOGETHER, layers)
+        return [float(weight_size_of(layout) * together * math.prod(one.shape)) for one in matrices]
+    return []
+
+
+def _largest_owned(config: ModelConfig, layout: Layout, *, ends: bool, layers: int) -> float:
     """Return the elements of the largest parameter that a rank's optimizer steps on."""
     parts = parts_of(config)
     held = [*(parts.block if layers else ()), *((*parts.embedding, *parts.head) if ends else ())]
@@ -48,16 +63,25 @@ def largest_owned(config: ModelConfig, layout: Layout, *, ends: bool, layers: in
 
 
 def newton_schulz_bytes(config: ModelConfig, layout: Layout, layers: int) -> float:
-    """Return the bytes of Muon's largest batch of matrices: the momenta, an iterate and the next one, two products.
+    """Return the bytes of Muon's largest moment.
 
-    Matrices of one shape are iterated on together, whole on every rank.
+    Matrices of one shape are stacked in batches, whole on every rank. While a batch is stacked, its momenta exist twice
+    beside those of the batch before and its result in 16 bits. While it is iterated on, the momenta exist with an
+    iterate, the next one and two products.
     """
-    largest = 0.0
+    size = weight_size_of(layout)
+    by_shape: dict[tuple[int, ...], int] = {}
     for one in parts_of(config).block:
-        if len(one.shape) < 2:
-            continue
-        many = min(MATRICES_TOGETHER, layers) * math.prod(one.shape[:-2])
-        short, long = sorted(one.shape[-2:])
-        iterates = (weight_size_of(layout) + 2 + 2) * short * long
-        largest = max(largest, many * (iterates + 2 * 2 * short * short))
+        if len(one.shape) > 1:
+            by_shape[one.shape] = by_shape.get(one.shape, 0) + layers
+    largest = before = 0.0
+    for shape, count in by_shape.items():
+        short = min(shape[-2:])
+        for first in range(0, count, MATRICES_TOGETHER):
+            many = min(MATRICES_TOGETHER, count - first)
+            elements = float(many * math.prod(shape))
+            products = 2 * 2 * short * short * many * math.prod(shape[:-2])
+            stacking = 2 * size * elements + (size + 2) * before
+            largest = max(largest, stacking, (size + 2 + 2) * elements + products + 2 * before)
+            before = elements
     return largest

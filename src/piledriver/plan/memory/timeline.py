@@ -18,7 +18,12 @@ from piledriver.plan.blocks.operators import BlockCost
 from piledriver.plan.blocks.parameters import Stage, block_kinds, shard_ranks, stages_by_rank, stages_of_layout
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
-from piledriver.plan.memory.optimizer_workspace import MASTER, ROUNDING, optimizer_workspace
+from piledriver.plan.memory.optimizer_workspace import (
+    NEWTON_SCHULZ,
+    ROUNDING,
+    optimizer_workspace,
+    step_tensors,
+)
 from piledriver.plan.memory.phases import Owner, Phase, Timeline, make_phase
 from piledriver.plan.memory.state_bytes import StateBytes, weight_size_of
 from piledriver.plan.memory.states import stage_states
@@ -206,20 +211,53 @@ class _Rank:
         """Bytes freed in segments that are too small for what the peak allocates.
 
         Whole logits are larger than anything that the forward freed; a bucket of stochastic rounding is larger than
-        any activation, so that it comes on top of their segments; those of the loss are as large. A master weight on
-        its way to an offloaded model may be larger than any tensor of the loss.
+        any activation, so that it comes on top of their segments; those of the loss are as large. Other temporaries of
+        an optimizer step may be larger than any tensor of the forward and the loss.
         """
         if peak.name == "loss" and not self.traits.chunked_loss:
             return self.loss.stranded + self.cost.forward_workspace
-        master = sum(owner.bytes for owner in phases[-1].owners if owner.name == MASTER)
-        if master and peak is not phases[-1]:
-            tensors = [one.bytes for one in (*self.loss.kept, *self.loss.forward_peak)] if self.last else []
-            return master if master > max(tensors, default=0.0) else 0.0
+        large = self._large_in_step(phases[-1])
+        beside = self._large_table()
+        if self.layout.activation_offload:
+            # Copies are slower than compute: freed memory waits for them, and what comes back takes memory of its own.
+            beside += 1.5 * max(0, self.layers - 2) * self.cost_kept
+        if large:
+            return beside + max(0.0, max(phase.bytes for phase in phases[:-1]) + large - peak.bytes)
         rounding = sum(owner.bytes for owner in phases[-1].owners if owner.name == ROUNDING)
         if not rounding:
-            return 0.0
+            return beside
         training = max(phase.bytes - phase.by_category()["loss"] for phase in phases[:-1])
         return max(0.0, training + rounding - peak.bytes)
+
+    @functools.cached_property
+    def _freed(self) -> list[float]:
+        """Bytes of the largest tensor of a block, and of the tensors that the loss frees."""
+        found = [max((one.bytes for one in self.cost.kept), default=0.0)]
+        return [*found, *(one.bytes for one in self.loss.forward_peak)] if self.last else found
+
+    def _large_table(self) -> float:
+        """Bytes of a tied embedding's gradient, if it is larger than any tensor that was freed before it."""
+        if not (self.config.tied and self.first and self.last) or self.traits.copying_loss:
+            return 0.0
+        table = max((one.bytes for one in self.embedding.backward_peak), default=0.0)
+        return table if table > max(self._freed) else 0.0
+
+    def _large_in_step(self, step: Phase) -> float:
+        """Bytes of an optimizer step's temporaries whose tensors are larger than those that were freed before it."""
+        own = {owner.name: owner.bytes for owner in step.owners}
+        ends = bool(self.ends.elements)
+        sizes = step_tensors(self.config, self.optimizer, self.layout, ends=ends, layers=self.layers)
+        if NEWTON_SCHULZ in own:
+            return own[NEWTON_SCHULZ] if max(sizes, default=0.0) > max(self._freed) else 0.0
+        activation, *holes = self._freed
+        total = 0.0
+        for size in sorted(sizes, reverse=True):
+            hole = next((hole for hole in holes if hole >= size), None)
+            if hole is not None:
+                holes.remove(hole)
+            elif size > activation:
+                total += size
+        return total
 
     def _fixed(self, *, gradients: float = 0.0) -> list[Owner]:
         return [*self._at_rest, Owner("gradients", "gradients", gradients)] if gradients else [*self._at_rest]
@@ -351,6 +389,8 @@ class _Rank:
         gradients = max(gradients, self._earlier_gradients())
         owners = self._fixed(gradients=gradients)
         alive = self._in_flight - 1.0 + (1.0 / max(self.layers, 1) if first else 1.0)
+        if self.layout.activation_offload and self.layers > 2:
+            alive *= 1.7  # besides the block at work and the one that comes back, one that has just been used
         owners += self._kept_owners(max(alive, 0.0))
         owners += self._gathered(2)
         owners += self._reduce_buffers()
@@ -367,9 +407,12 @@ class _Rank:
         return make_phase("backward, first block" if first else "backward, last block", owners)
 
     def _gradients_at_mlp(self) -> float:
-        """Gradients of a block's own weights beside the one in its workspace: of the MLP's last product."""
+        """Gradients of a block's own weights beside the one in its workspace: of the MLP's last product.
+
+        Where the rows of all experts and their gradients exist, none of their weights' does.
+        """
         if self.config.moe is not None:
-            return self.block.gradients
+            return 0.0
         last = self.config.mlp_dim * self.config.dim / self.layout.tp
         return self.block.gradients * min(1.0, last / max(self.block.elements, 1.0))
 

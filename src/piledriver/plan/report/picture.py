@@ -8,11 +8,12 @@ from piledriver.core.lazy import import_optional
 from piledriver.plan.memory.phases import CATEGORIES
 from piledriver.plan.result import Plan
 
+FORMATS = (".png", ".svg", ".pdf", ".jpg")
 _GIB = 2**30
 
 
 def save_picture(plan: Plan, path: str) -> None:
-    """Write the picture of a plan to a file (PNG, SVG, PDF by its name)."""
+    """Write the picture of a plan to a file (one of `FORMATS` by its name)."""
     import_optional("matplotlib", extra="plots", purpose="the picture of a plan")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -52,13 +52,28 @@ class Search:
 
 
 def reason_slower(one: Prediction, best: Prediction) -> str:
-    """Return why a layout that fits is slower: the part of the step that costs more."""
+    """Return why a layout that fits was not chosen: the part of the step that costs more, or that it is less simple."""
     from piledriver.plan.time.step import PARTS
 
+    share = one.time.total / best.time.total - 1
+    if share < 0:
+        return f"{-100 * share:.1f}% faster, but less simple, which must gain more than {100 * _TIE:.1f}%"
     more = {name: getattr(one.time, name) - getattr(best.time, name) for name in PARTS}
     part = max(more, key=lambda name: more[name])
-    share = one.time.total / best.time.total - 1
-    return f"{100 * share:.1f}% slower: {NAMES[part]} takes {1e3 * more[part]:+.1f} ms a step"
+    if more[part] <= 0:
+        return "as fast, and less simple: 0.0 ms a step"
+    return f"{100 * share:.1f}% slower: {NAMES[part]} takes {duration(more[part])} more a step"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in a unit that suits them.
+
+    >>> duration(0.0123), duration(75.0), duration(7200.0)
+    ('12.3 ms', '75.0 s', '2.0 h')
+    """
+    if seconds < 10:
+        return f"{1e3 * seconds:,.1f} ms"
+    return f"{seconds:,.1f} s" if seconds < 3600 else f"{seconds / 3600:,.1f} h"
 
 
 NAMES = {
@@ -198,7 +213,7 @@ def _simplest_first(fitting: list[Prediction]) -> list[Prediction]:
 
 
 def smallest_changes(workload: Workload, cluster: Cluster, wishes: Wishes, count: int = 3) -> list[str]:
-    """Return the smallest changes that make a model fit where nothing does: optimizer, length, devices."""
+    """Return the smallest changes that make a model fit where nothing does: optimizer, batch, length, devices."""
     found: list[str] = []
 
     def tries(description: str, changed: Workload, on: Cluster, allowed: Wishes) -> bool:
@@ -214,6 +229,12 @@ def smallest_changes(workload: Workload, cluster: Cluster, wishes: Wishes, count
         pure = replace(wishes, precisions=(*wishes.precisions, "bf16-pure"))
         small = replace(workload, optimizer="adamw_split_bf16")
         tries("optimizer adamw_split_bf16 with precision bf16-pure", small, cluster, pure)
+    batch = workload.batch // 2
+    while batch >= 1:
+        # Fewer micro-batches: zero 2 and 3 sum their gradients whole until the last one.
+        if tries(f"a batch of {batch} sequences", replace(workload, batch=batch), cluster, wishes):
+            break
+        batch //= 2
     length = workload.length // 2
     while length >= 256:
         if tries(f"sequences of {length} tokens", replace(workload, length=length), cluster, wishes):

@@ -18,10 +18,9 @@ from piledriver.plan.time.stage import StageSeconds
 _ROUNDING_BYTES = 340.0
 
 # Seconds of the host for one call of a compiled function.
-_COMPILED_CALL = 1.2e-3
-# Iterations of Muon, and what the host runs for each matrix and for each batch of them, in launches of a kernel: an
-# eager operator takes about as long as three.
-_NEWTON_SCHULZ, _CALLS_OF_A_MATRIX, _CALLS_OF_A_BATCH = 5, 27, 216
+_COMPILED_CALL = 0.4e-3
+# Iterations of Muon, and the host's work for each matrix and for each batch of them, in launches of a kernel.
+_NEWTON_SCHULZ, _CALLS_OF_A_MATRIX, _CALLS_OF_A_BATCH = 5, 6, 45
 # Traffic of one element of Muon's matrices besides reading and writing weight, momentum and gradient: momenta are
 # stacked, cast, measured and divided; each iteration copies what its last product adds to.
 _STACK_BYTES, _ITERATION_BYTES = 8 + 6 + 2 + 4 + 12, 4
@@ -77,7 +76,8 @@ def _offloaded_step(placed: Placed, total: StateBytes) -> float:
     moves = 2 * total.owned * size / host.link
     share = tiers.optimizer_share if tiers.optimizer == "disk" else 0.0
     files = 2 * share * total.disk / host.disk
-    step = total.owned / host.adam
+    measured = placed.cluster.device.measured.get("host_adam")
+    step = total.owned / (measured if isinstance(measured, float) else host.adam)
     return moves + (max(step, files) if tiers.buffers > 1 else step + files)
 
 

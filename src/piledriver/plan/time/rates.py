@@ -130,6 +130,13 @@ def _measured(device: Device, name: str) -> float | None:
     return float(rate) if isinstance(rate, int | float) else None
 
 
+def best_measured(device: Device, precision: str) -> float:
+    """Return the largest measured rate of matrix products, 0 where none was measured."""
+    table = device.measured.get("matmul")
+    rows = table.get(precision, []) if isinstance(table, Mapping) else []
+    return max((float(row[3]) for row in rows), default=0.0)
+
+
 def _interpolated(points: object, shape: tuple[int, int, int], groups: int, units: int) -> float:
     """Return the rate of a shape from measured products: the nearest ones' rate over their occupancy, times its own."""
     m, n, k = shape

@@ -119,14 +119,12 @@ class StageTimer:
         hidden = 1.0 - self.setting.traits.overlap_tp
         there, back = self._exchanges(cost.forward_exchanges), self._exchanges(cost.backward_exchanges)
         launched = self.placed.launch(rates.device)
-        first, second = map(float, cost.kernels)
+        first, second = cost.kernels
         if self.setting.gathered and self.setting.traits.name == "piledriver":
             first, second = first + _SHARDED_CALLS[0], second + _SHARDED_CALLS[1]
         # Every n-th block is recomputed.
         share = 1 / self.placed.layout.activation_every if self.setting.activations in ("full", "selective") else 1.0
         again *= share
-        if cost.recompute and self.setting.activations == "full":
-            second += share * first
         host = max(0.0, first * launched - forward - there) + max(0.0, second * launched - backward - again - back)
         return _BlockSeconds(
             forward=forward,
