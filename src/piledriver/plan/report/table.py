@@ -8,7 +8,7 @@ from piledriver.models.model_size import parameter_count, short_count
 from piledriver.observe.memory import readable
 from piledriver.plan.prediction import Prediction
 from piledriver.plan.result import Plan, layout_mapping
-from piledriver.plan.search.choose import NAMES, Loser, duration
+from piledriver.plan.search.choose import NAMES, Loser, step_duration
 from piledriver.plan.time.step import PARTS
 
 _SHOWN_LOSERS = 6
@@ -58,12 +58,12 @@ def prediction_lines(one: Prediction) -> Iterator[str]:
     if not one.time.total:
         return
     yield (
-        f"time: {duration(one.time.total)} a step, {one.tokens_per_second:,.0f} tokens/s "
+        f"time: {step_duration(one.time.total)} a step, {one.tokens_per_second:,.0f} tokens/s "
         f"({one.tokens_per_second / one.cluster.count:,.0f} a device), MFU {100 * one.mfu:.1f}%, "
         f"{one.joules_per_token:.3g} J and {one.dollars(1e9) / 1e9:.3g} dollars a token"
     )
     parts = [(name, getattr(one.time, name)) for name in PARTS if getattr(one.time, name) > 0]
-    yield "  " + ", ".join(f"{NAMES[name]} {duration(seconds)}" for name, seconds in parts)
+    yield "  " + ", ".join(f"{NAMES[name]} {step_duration(seconds)}" for name, seconds in parts)
 
 
 def collective_lines(one: Prediction) -> Iterator[str]:

@@ -62,13 +62,13 @@ def reason_slower(one: Prediction, best: Prediction) -> str:
     part = max(more, key=lambda name: more[name])
     if more[part] <= 0:
         return "as fast, and less simple: 0.0 ms a step"
-    return f"{100 * share:.1f}% slower: {NAMES[part]} takes {duration(more[part])} more a step"
+    return f"{100 * share:.1f}% slower: {NAMES[part]} takes {step_duration(more[part])} more a step"
 
 
-def duration(seconds: float) -> str:
+def step_duration(seconds: float) -> str:
     """Return seconds in a unit that suits them.
 
-    >>> duration(0.0123), duration(75.0), duration(7200.0)
+    >>> step_duration(0.0123), step_duration(75.0), step_duration(7200.0)
     ('12.3 ms', '75.0 s', '2.0 h')
     """
     if seconds < 10:
