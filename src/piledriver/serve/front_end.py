@@ -5,6 +5,7 @@ It opens the tokenizer while the engine loads weights, imports no torch, and end
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -53,6 +54,7 @@ class FrontEnd:
             before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
         service = EngineService(engine, self._connection)
         service.start()
+        forget_loaded_objects()
         try:
             while self._process.poll() is None and not service.ready.wait(0.05):
                 pass
@@ -72,6 +74,12 @@ class FrontEnd:
 
     def _pass_on(self, *_: object) -> None:
         self._process.send_signal(signal.SIGTERM)
+
+
+def forget_loaded_objects() -> None:
+    """Let the garbage collector skip what was loaded at the start: a model's and a vocabulary's objects stay anyway."""
+    gc.collect()
+    gc.freeze()
 
 
 def main() -> int:
@@ -94,6 +102,7 @@ def main() -> int:
         assert isinstance(facts, EngineFacts)
         engine = RemoteEngine(connection, facts, tokenizer)
         engine.on_lost = _end_soon
+        forget_loaded_objects()
         serve_http(open_served_model(engine, folder, config), listener, on_ready=engine.announce)
     except PiledriverError as error:
         print(f"piledriver: error: {error}", file=sys.stderr)

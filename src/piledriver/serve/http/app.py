@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from piledriver.core.errors import PiledriverError, UsageError, nearest
 from piledriver.serve.http.chat import ChatTask, encode_chat
 from piledriver.serve.http.completions import CompletionTask
-from piledriver.serve.http.errors import ClientError, body_of, error_body, status_of
+from piledriver.serve.http.errors import body_of, client_gone, error_body, status_of
+from piledriver.serve.http.event_stream import DisconnectWatch, EventStreamResponse
 from piledriver.serve.http.guards import Guards
 from piledriver.serve.http.schema import ChatBody, CompletionBody, DetokenizeBody, SamplingBody, TokenizeBody
 from piledriver.serve.http.served_model import ServedModel
 from piledriver.serve.request import RequestError
 
+_Body = TypeVar("_Body", bound=SamplingBody)
 _log = logging.getLogger("piledriver.serve")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
@@ -75,21 +76,30 @@ def _add_completions(app: FastAPI, served: ServedModel) -> None:
                 parameter=unknown[0],
             )
 
-    @app.post("/v1/completions")
-    async def completions(body: CompletionBody, request: Request) -> Response:
-        check(body)
-        task = CompletionTask(served, body)
-        if body.stream:
-            return await _streamed(request, task.stream())
-        return JSONResponse(await _unless_gone(request, task.answer()))
+    async def answered(request: Request, task: CompletionTask | ChatTask) -> Response:
+        watch = DisconnectWatch(request)
+        if task.body.stream:
+            chunks = task.stream()
+            return EventStreamResponse(await watch.unless_gone(anext(chunks)), chunks, watch)
+        try:
+            return JSONResponse(await watch.unless_gone(task.answer()))
+        finally:
+            watch.close()
 
-    @app.post("/v1/chat/completions")
-    async def chat(body: ChatBody, request: Request) -> Response:
+    async def completions(request: Request) -> Response:
+        body = await _parsed(request, CompletionBody)
         check(body)
-        task = ChatTask(served, body)
-        if body.stream:
-            return await _streamed(request, task.stream())
-        return JSONResponse(await _unless_gone(request, task.answer()))
+        return await answered(request, CompletionTask(served, body))
+
+    async def chat(request: Request) -> Response:
+        body = await _parsed(request, ChatBody)
+        check(body)
+        return await answered(request, ChatTask(served, body))
+
+    # Plain routes: what the framework does for each call (dependencies, bodies read as JSON and then as models) would
+    # take longer than serving it.
+    app.add_route("/v1/completions", completions, methods=["POST"])
+    app.add_route("/v1/chat/completions", chat, methods=["POST"])
 
 
 def _add_tokens(app: FastAPI, served: ServedModel) -> None:
@@ -174,48 +184,13 @@ def _add_status(app: FastAPI, served: ServedModel) -> None:
         return Response(text, media_type=kind)
 
 
-async def _streamed(request: Request, chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
-    """Return server-sent events. An error before the first chunk has a status; a later one is an event of its own."""
-    first = await _unless_gone(request, anext(chunks))
-
-    async def lines() -> AsyncIterator[bytes]:
-        yield _event(first)
-        try:
-            async for chunk in chunks:
-                yield _event(chunk)
-        except* PiledriverError as group:
-            error: BaseException = group
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            assert isinstance(error, PiledriverError)
-            yield _event(body_of(error))
-        yield b"data: [DONE]\n\n"
-
-    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-
-def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
-
-
-async def _unless_gone(request: Request, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Await an answer, and cancel it when the client disconnects: frameworks do that for streams only."""
-    task = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_disconnected(request))
+async def _parsed(request: Request, kind: type[_Body]) -> _Body:
     try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            raise ClientError(499, "the client has disconnected", fix="stay connected", code="client_closed_request")
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        return kind.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from error
+    except ClientDisconnect:
+        raise client_gone() from None
 
 
 def _version() -> str:

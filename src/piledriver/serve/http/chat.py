@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from piledriver.serve.http.completions import finite
@@ -88,7 +88,7 @@ class ChatTask:
         }
         return choice | ({"token_ids": completion.token_ids} if self.body.return_token_ids else {})
 
-    async def stream(self) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks of a streamed answer."""
         usage, observer = Usage(), self.served.metrics.observer()
         parsers = [ToolParser(self.tools) for _ in range(self.params.n)]

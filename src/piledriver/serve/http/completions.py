@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -83,7 +83,7 @@ class CompletionTask:
             observer.see(event)
         return event
 
-    async def stream(self) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks of a streamed answer."""
         usage, options = Usage(), self.body.stream_options
         async with AsyncExitStack() as stack:

@@ -17,6 +17,11 @@ class ClientError(RequestError):
         self.status = status
 
 
+def client_gone() -> ClientError:
+    """Return the error of a request whose client does not wait for the answer."""
+    return ClientError(499, "the client has disconnected", fix="stay connected", code="client_closed_request")
+
+
 def status_of(error: PiledriverError) -> int:
     """Return the HTTP status of an error: 400 unless it says otherwise, 503 if the engine has stopped."""
     if isinstance(error, ClientError):
