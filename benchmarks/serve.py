@@ -81,12 +81,24 @@ def over_http(folder: Path, log: Path, load: LoadConfig) -> dict[str, Any]:
         print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
         raise
     try:
+        prepared_s = until_prepared(server.url)
         run_load(server.url, replace(load, requests=2 * load.clients, answer_tokens=32))
         before = steps_of(server.url)
         found = run_load(server.url, load).summary()
-        return found | {"steps": steps_of(server.url) - before}
+        return found | {"steps": steps_of(server.url) - before, "prepared_s": round(prepared_s, 1)}
     finally:
         server.stop()
+
+
+def until_prepared(url: str, patience_s: float = 90.0) -> float:
+    """Return how long a server that answers takes to be ready for every batch size."""
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < patience_s:
+        with urllib.request.urlopen(f"{url}/health") as answer:
+            if json.load(answer)["prepared"]:
+                break
+        time.sleep(0.1)
+    return time.perf_counter() - begun
 
 
 def steps_of(url: str) -> int:
@@ -128,6 +140,7 @@ def main() -> None:
                 "between_tokens_ms": seen["between_tokens_ms"],
                 "errors": seen["errors"],
                 "steps": seen["steps"],
+                "prepared_s": seen["prepared_s"],
                 "command": " ".join(["python", "benchmarks/serve.py", *sys.argv[1:]]),
                 "device": torch.cuda.get_device_name() if gpu else "cpu",
                 "torch": torch.__version__,

@@ -15,6 +15,8 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+
 from piledriver.core.errors import UsageError
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.models import Transformer
@@ -71,6 +73,7 @@ class Engine:
         self._taken: set[str] = set()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._preparations: Iterator[bool] | None = None
         self._on_done: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         """Why the engine has stopped; None while it works."""
@@ -210,10 +213,15 @@ class Engine:
             if not finished:
                 self.abort(identity)
 
-    def start(self) -> None:
-        """Step in a thread of the engine's own until `stop`; it sleeps while there is nothing to do."""
+    def start(self, *, prepare: bool = False, on_prepared: Callable[[], None] | None = None) -> None:
+        """Step in a thread of the engine's own until `stop`; it sleeps while there is nothing to do.
+
+        With `prepare`, idle time is used to compile kernels and capture CUDA graphs of all batch sizes, so that no
+        request has to wait for its own; `on_prepared` is called when that is done.
+        """
         if self._thread is None:
             self._stopping = False
+            self._preparations = self._prepare(on_prepared) if prepare else None
             self._thread = threading.Thread(target=self._loop, name="piledriver-engine", daemon=True)
             self._thread.start()
 
@@ -231,17 +239,29 @@ class Engine:
         try:
             while True:
                 with self._wake:
-                    while not (self._stopping or self.busy):
+                    while not (self._stopping or self.busy or self._preparations is not None):
                         self._wake.wait()
                     if self._stopping:
                         return
-                self.step()
+                if self.busy:
+                    self.step()
+                elif self._preparations is not None and next(self._preparations, None) is None:
+                    self._preparations = None
         except BaseException as error:
             self.failure = error
             self._take_orders()
             self._steps.fail(error)
             if self._on_done is not None:
                 self._on_done()
+
+    def _prepare(self, on_prepared: Callable[[], None] | None) -> Iterator[bool]:
+        """Prepare one batch size at each turn."""
+        with suppress(torch.OutOfMemoryError):  # sizes that are left are prepared when they are used
+            for part in self.runner.preparations():
+                self.runner.prepare(part)
+                yield True
+        if on_prepared is not None:
+            on_prepared()
 
     @property
     def follows(self) -> bool:

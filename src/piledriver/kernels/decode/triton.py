@@ -38,7 +38,8 @@ if triton is not None:
             value = value * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + row * dim + columns, value.to(out.dtype.element_ty), mask=inside)
 
-    @triton.jit
+    # Addresses of values read one by one depend on the number of rows: aligned or not, one variant does.
+    @triton.jit(do_not_specialize_on_alignment=["tokens", "positions", "contexts", "slots"])
     def _gather_step(
         fields, last_tokens, tables, tokens, positions, contexts, slots, rows_out, stride, table_stride, width,
         SIZE: tl.constexpr, WIDTH: tl.constexpr,
@@ -58,7 +59,7 @@ if triton is not None:
             blocks = tl.load(table + places, mask=places < width, other=0)
             tl.store(rows_out + row.to(tl.int64) * width + places, blocks, mask=places < width)
 
-    @triton.jit
+    @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
     def _rotate_and_store(
         projected, table, positions, keys, values, slots, queries, q_norm, k_norm, eps, stride,
         block_stride, head_stride, kv_heads, ROTARY: tl.constexpr, NORM: tl.constexpr, GROUP: tl.constexpr,

@@ -53,7 +53,8 @@ if triton is not None:
                 total = settle(total, ASM)
         return total
 
-    @triton.jit
+    # One variant for any number of tokens: a served batch has them all.
+    @triton.jit(do_not_specialize=["tokens_count"])
     def _linear(
         x, weight, scales, bias, residual, out, partial, counters, outputs, tokens_count, columns, part,
         x_stride, weight_stride, out_stride, residual_stride,

@@ -115,7 +115,8 @@ if triton is not None:
             highest = above
         return highest, total, mixed
 
-    @triton.jit
+    # One variant for any number of rows: a served batch has them all.
+    @triton.jit(do_not_specialize=["rows", "partial_splits"], do_not_specialize_on_alignment=["starts", "contexts"])
     def _paged_attention(
         q, keys, values, out, partial, counters, tables, starts, contexts, slopes, sinks,
         angles, q_norm, k_norm, eps,

@@ -37,7 +37,10 @@ if triton is not None:
         bits = tl.where(key >= 0, key, key ^ 0x7FFFFFFF)
         return bits.to(tl.float32, bitcast=True)
 
-    @triton.jit
+    # Addresses of values read one by one depend on the number of rows: aligned or not, one variant does.
+    @triton.jit(
+        do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "thresholds"],
+    )
     def _thresholds(logits, temperatures, top_ks, top_ps, min_ps, thresholds, stride, vocab, TILE: tl.constexpr):
         """Find the lowest scaled logit of each row that top-k, top-p and min-p keep."""
         row = tl.program_id(0)
@@ -90,7 +93,7 @@ if triton is not None:
                 threshold = tl.maximum(threshold, top + tl.log(min_p))
         tl.store(thresholds + row, threshold)
 
-    @triton.jit
+    @triton.jit(do_not_specialize_on_alignment=["temperatures", "thresholds"])
     def _reduce_tiles(
         logits, raw, temperatures, thresholds, best, place, mass, raw_best, raw_mass, stride, raw_stride, vocab,
         tiles, TRUNCATES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
@@ -127,7 +130,9 @@ if triton is not None:
         barred = ((word >> (offsets % 32)) & 1) == 0
         tl.store(logits + row * stride + offsets, -float("inf"), mask=inside & barred)
 
-    @triton.jit
+    @triton.jit(
+        do_not_specialize_on_alignment=["temperatures", "uniforms", "thresholds", "tokens", "logprobs", "slots"]
+    )
     def _choose(
         logits, raw, temperatures, uniforms, thresholds, best, place, mass, raw_best, raw_mass, tokens, logprobs,
         kept, slots, stride, raw_stride, vocab, tiles, TRUNCATES: tl.constexpr, GIVEN: tl.constexpr,

@@ -135,6 +135,18 @@ class DecodeGraphs:
         self._fill(inputs, temperatures, uniforms, count, size)
         return self._graphs.run((size, context_bound(longest, self._max_context)), self._run)
 
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of rows that graphs are made for."""
+        return self._sizes
+
+    def prepare(self, size: int) -> None:
+        """Compile and capture a decode step of `size` rows and a short context, all of them padding."""
+        self._host.next().numpy()[:, :size] = self._padding
+        self._host.send()
+        for _ in range(2):  # compiled, then captured
+            self._graphs.run((size, context_bound(1, self._max_context)), self._run)
+
     def _fill(
         self, inputs: StepInputs, temperatures: list[float], uniforms: list[float], count: int, size: int
     ) -> None:

@@ -20,8 +20,9 @@ from piledriver.serve.execution.inputs import BlockTables, StepInputs
 from piledriver.serve.execution.pages import PagedCache
 from piledriver.serve.execution.sampler import AnswerSampler
 
-_SIZES = (32, 64, 128, 256)
-_MOST = _SIZES[-1]
+PREFILL_SIZES = (32, 64, 128, 256)
+"""Numbers of tokens that graphs are made for."""
+_MOST = PREFILL_SIZES[-1]
 # Places behind the tokens, four apart: kernels are compiled for aligned addresses.
 _STARTS, _CONTEXTS, _OWNERS, _LAST, _TEMPERATURE, _UNIFORM, _SCALARS = range(0, 28, 4)
 
@@ -60,7 +61,7 @@ class PrefillGraphs:
 
     def run(self, inputs: StepInputs, temperature: float, uniform: float) -> DecodeResult:
         """Run a prefill: logits of its last token, and a token sampled from them."""
-        size = next(size for size in _SIZES if size >= len(inputs.tokens))
+        size = next(size for size in PREFILL_SIZES if size >= len(inputs.tokens))
         bound = context_bound(max(int(inputs.contexts[0]), size), self._max_context)
         self._fill(inputs, temperature, uniform, size)
         return self._graphs.run((size, bound), self._run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,9 +20,9 @@ from piledriver.serve.execution.graphs import DecodeGraphs, DecodeResult
 from piledriver.serve.execution.inputs import BlockTables, SampleRow, StepInputs, step_inputs
 from piledriver.serve.execution.masked_sampling import MaskedSampling
 from piledriver.serve.execution.pages import PagedCache
-from piledriver.serve.execution.prefill_graphs import PrefillGraphs
+from piledriver.serve.execution.prefill_graphs import PREFILL_SIZES, PrefillGraphs
 from piledriver.serve.execution.sampler import ALMOST_ONE, AnswerSampler, Sampled, prompt_logprobs, sample
-from piledriver.serve.request import TokenLogprob
+from piledriver.serve.request import SamplingParams, TokenLogprob
 from piledriver.serve.scheduling.scheduler import Step
 from piledriver.serve.scheduling.sequence import Sequence
 
@@ -96,6 +98,50 @@ class Runner:
             self._prefill_graphs = PrefillGraphs(
                 forward, cache, tables, self._tables, self._last_tokens, invariant=invariant
             )
+
+    def preparations(self) -> Iterator[Callable[[], Any]]:
+        """Yield what can be done before requests need it: compile kernels, capture graphs. Each part is short; see `prepare`."""
+        if self._graphs is None:
+            return
+        graphs = self._graphs
+        for size in graphs.sizes:
+            yield functools.partial(graphs.prepare, size)
+        # Steps that prefill: one long prompt; beside a few answers; beside many. Their kernels share a context or not.
+        for decoding, prompt in ((0, 300), (20, 128), (len(self.tables.array) - 2, 1024)):
+            yield functools.partial(self._prepare_prefill, decoding, prompt)
+        if self._prefill_graphs is not None:
+            for size in PREFILL_SIZES:
+                for _ in range(2):  # compiled, then captured
+                    yield functools.partial(self._prefill_graphs.run, self._padding_inputs(0, size), 0.0, 0.0)
+
+    @torch.inference_mode()
+    def prepare(self, part: Callable[[], Any]) -> None:
+        """Run one of `preparations`, as a step would."""
+        part()
+
+    def _prepare_prefill(self, decoding: int, prompt: int) -> None:
+        inputs = self._padding_inputs(decoding, prompt)
+        logits = self.forward.logits(self._hidden(inputs)[self._send(inputs.rows)])
+        sample(logits, inputs.samples, [AnswerSampler(SamplingParams(), 0)] * len(inputs.samples))
+
+    def _padding_inputs(self, decoding: int, prompt: int) -> StepInputs:
+        """Return a step of this many decoding sequences and one prompt, all of them padding in the scratch block."""
+        prompt = min(prompt, self.cache.length)
+        counts = np.array([1] * decoding + [prompt], dtype=np.int32)
+        starts = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=starts[1:])
+        nobody = Sequence(number=-1, tokens=[0], prompt_length=1, limit=1)
+        return StepInputs(
+            tokens=np.zeros(starts[-1], dtype=np.int32),
+            from_slot=np.full(starts[-1], -1, dtype=np.int32),
+            positions=np.concatenate([np.zeros(decoding, np.int32), np.arange(prompt, dtype=np.int32)]),
+            slots=np.full(len(counts), self.tables.padding_slot, dtype=np.int32),
+            starts=starts,
+            contexts=counts,
+            rows=starts[1:] - 1,
+            samples=[SampleRow(nobody, 0)] * len(counts),
+            spans=tuple((int(count), int(count)) for count in counts),
+        )
 
     def launch(self, step: Step) -> Launched:
         """Start a step; on a GPU this returns before it is done."""

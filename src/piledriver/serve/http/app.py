@@ -172,7 +172,7 @@ def _add_status(app: FastAPI, served: ServedModel) -> None:
         failure = served.engine.failure
         if failure is not None:
             return JSONResponse({"status": "failed", "reason": failure}, 503)
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", "prepared": served.engine.prepared})
 
     @app.get("/version")
     async def server_version() -> dict[str, str]:

@@ -14,8 +14,7 @@ from starlette.types import Receive, Scope, Send
 from piledriver.core.errors import PiledriverError
 from piledriver.serve.http.errors import body_of, client_gone
 
-
-Chunk = dict[str, Any]
+_Chunk = dict[str, Any]
 
 
 class DisconnectWatch:

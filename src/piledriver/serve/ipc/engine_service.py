@@ -23,6 +23,7 @@ from piledriver.serve.ipc.messages import (
     Finished,
     FrameReader,
     Outputs,
+    Prepared,
     Ready,
     Report,
     Submit,
@@ -70,7 +71,7 @@ class EngineService:
         )
         for thread in self._threads:
             thread.start()
-        engine.start()
+        engine.start(prepare=True, on_prepared=lambda: self._queue.put(Prepared()))
 
     def close(self) -> None:
         """Stop the engine and close the connection."""

@@ -97,7 +97,11 @@ class Failed(msgspec.Struct, tag=2, array_like=True):
     reason: str
 
 
-Report = EngineFacts | Outputs | Failed
+class Prepared(msgspec.Struct, tag=3, array_like=True):
+    """Kernels and graphs of all batch sizes are ready."""
+
+
+Report = EngineFacts | Outputs | Failed | Prepared
 
 _encoder = msgspec.msgpack.Encoder()
 decode_command = msgspec.msgpack.Decoder(Command).decode

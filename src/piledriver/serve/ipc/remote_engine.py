@@ -23,6 +23,7 @@ from piledriver.serve.ipc.messages import (
     Finished,
     FrameReader,
     Outputs,
+    Prepared,
     Ready,
     Submit,
     decode_report,
@@ -52,6 +53,8 @@ class RemoteEngine:
         self.eos = frozenset(facts.eos)
         self.failure: str | None = None
         """Why the engine has stopped; None while it works."""
+        self.prepared = False
+        """Whether kernels and graphs of all batch sizes are ready."""
         self.running = self.waiting = 0
         self.free_blocks = facts.blocks
         self.on_step: Callable[[int], None] | None = None
@@ -141,6 +144,8 @@ class RemoteEngine:
                 self._take(report, changed)
             elif isinstance(report, Failed):
                 self.failure = report.reason
+            elif isinstance(report, Prepared):
+                self.prepared = True
         for request in changed.values():
             request.wake()
 
