@@ -82,7 +82,7 @@ def over_http(folder: Path, log: Path, load: LoadConfig) -> dict[str, Any]:
         raise
     try:
         prepared_s = until_prepared(server.url)
-        run_load(server.url, replace(load, requests=2 * load.clients, answer_tokens=32))
+        run_load(server.url, replace(load, seed=load.seed + 1))  # other prompts: none is found in the prefix cache
         before = steps_of(server.url)
         found = run_load(server.url, load).summary()
         return found | {"steps": steps_of(server.url) - before, "prepared_s": round(prepared_s, 1)}

@@ -100,7 +100,7 @@ class Runner:
             )
 
     def preparations(self) -> Iterator[Callable[[], Any]]:
-        """Yield what can be done before requests need it: compile kernels, capture graphs. Each part is short; see `prepare`."""
+        """Yield what requests will need, in short parts for `prepare`: kernels to compile, graphs to capture."""
         if self._graphs is None:
             return
         graphs = self._graphs
