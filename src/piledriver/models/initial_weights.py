@@ -12,12 +12,12 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from piledriver.core.random import Stream
 from piledriver.models.axes import axes_of
 from piledriver.models.config import ModelConfig
 from piledriver.models.layers import XIELU
+from piledriver.runtime.dtensor import is_dtensor
 
 
 def initial_std(config: ModelConfig, name: str) -> float | None:
@@ -64,7 +64,7 @@ def initialise(model: nn.Module, seed: int = 0, *, draw_on: torch.device | None 
             constant = _constant(config, name) if std is None else None
             draws = draw_on or parameter.device
             job = partial(_set, parameter, std, constant, key, draws)
-            if parameter.device.type == draws.type == "cpu" and not isinstance(parameter, DTensor):
+            if parameter.device.type == draws.type == "cpu" and not is_dtensor(parameter):
                 drawn.append(pool.submit(job))
             else:
                 job()
@@ -94,12 +94,14 @@ def _set(parameter: Tensor, std: float | None, constant: float | None, key: int,
         return
     generator = torch.Generator(draw_on)
     generator.manual_seed(key)
-    if draw_on.type == parameter.device.type and not isinstance(parameter, DTensor):
+    if draw_on.type == parameter.device.type and not is_dtensor(parameter):
         parameter.normal_(0.0, std, generator=generator)
         return
     whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=draw_on)
     whole.normal_(0.0, std, generator=generator)
-    if isinstance(parameter, DTensor):
+    if is_dtensor(parameter):
+        from torch.distributed.tensor import distribute_tensor
+
         # Every rank draws the same values and keeps its shard, so nothing is communicated.
         whole = whole.to(parameter.device)
         whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)

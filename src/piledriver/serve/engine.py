@@ -24,7 +24,7 @@ from piledriver.serve.answer import AnswerGroup, AnswerSink
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.errors import ServeError
 from piledriver.serve.execution.tensor_parallel.forward import TensorParallelForward, follow
-from piledriver.serve.execution.tensor_parallel.load import tensor_parallel_ranks
+from piledriver.serve.execution.tensor_parallel.ranks import tensor_parallel_ranks
 from piledriver.serve.request import (
     Constraint,
     Request,

@@ -17,7 +17,6 @@ from piledriver.models.interchange import load_folder
 from piledriver.models.quantised import quantise_linears
 from piledriver.serve.engine import Engine
 from piledriver.serve.errors import ServeError
-from piledriver.serve.execution.tensor_parallel.load import load_sharded
 from piledriver.serve.request import RequestOutput, SamplingParams
 
 
@@ -66,6 +65,8 @@ def open_engine(
     if layout is not None and layout.tp > 1:
         if quantise is not None:
             raise ServeError("quantised weights are not sharded", fix="serve without quantise, or with tp=1")
+        from piledriver.serve.execution.tensor_parallel.load import load_sharded
+
         shard = load_sharded(folder, layout, device=torch.device(place), dtype=dtype)
         return Engine(shard, tokenizer or open_tokenizer(folder), **settings)
     model = load_folder(folder, device=place, dtype=dtype).requires_grad_(False)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from piledriver.kernels.gated_mlp import can_fuse, gated_linear
 from piledriver.models.config import ModelConfig, gate_block_of
 from piledriver.models.layers import XIELU, Linear, activate
 from piledriver.models.torch_private import has_forward_hooks
+from piledriver.runtime.dtensor import is_dtensor
 
 
 def gate(x: Tensor, activation: str, block: int, limit: float | None = None) -> Tensor:
@@ -50,7 +50,7 @@ class GatedMLP(nn.Module):
         """Return whether `down` is a plain matrix product: no bias, no DTensor, no forward hooks."""
         down = self.down
         plain = self.fuse and self.limit is None and down.bias is None and not has_forward_hooks(down)
-        return plain and not isinstance(down.weight, DTensor) and can_fuse(gate_up, self.activation)
+        return plain and not is_dtensor(down.weight) and can_fuse(gate_up, self.activation)
 
 
 class PlainMLP(nn.Module):

@@ -14,7 +14,7 @@ from piledriver.serve.execution.inputs import BlockTables
 from piledriver.serve.execution.pages import PagedCache, block_bytes
 from piledriver.serve.execution.runner import Runner
 from piledriver.serve.execution.tensor_parallel.forward import TensorParallelForward
-from piledriver.serve.execution.tensor_parallel.load import tensor_parallel_ranks
+from piledriver.serve.execution.tensor_parallel.ranks import tensor_parallel_ranks
 
 _CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _CPU_CONTEXTS = 16

@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.engine.shards.local_params import part
-from piledriver.engine.tensor_parallel.transformer import ExpertTensorParallel
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.models import Transformer
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
@@ -115,6 +113,8 @@ def dense_experts(model: Transformer) -> Iterator[None]:
     """Within it, mixtures of experts compute every expert for every token."""
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     usual = [moe.dispatch for moe in mixtures]
+    if mixtures:
+        from piledriver.engine.tensor_parallel.transformer import ExpertTensorParallel
     for moe in mixtures:
         over = moe.dispatch.group if isinstance(moe.dispatch, ExpertTensorParallel) else None
         moe.dispatch = dispatch_densely if over is None else ExpertTensorParallel(dispatch_densely, over)
@@ -127,6 +127,8 @@ def dense_experts(model: Transformer) -> Iterator[None]:
 
 def dispatch_densely(experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
     """Apply every expert to every token and keep what was routed: products of one shape, whatever the routing."""
+    from piledriver.engine.shards.local_params import part
+
     kept = tokens.new_zeros(tokens.shape[0], experts.count)
     kept.scatter_(1, routing.experts, routing.weights.to(tokens.dtype))
     out = torch.zeros_like(tokens)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.decode import rotate_and_attend
@@ -27,6 +26,7 @@ from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.models.layers import Embedding, Linear, RMSNorm
 from piledriver.models.loss import project
 from piledriver.models.quantised import QuantisedLinear, QuantisedProjection
+from piledriver.runtime.dtensor import is_dtensor
 from piledriver.serve.execution.pages import PagedCache
 
 # Fields whose values do not matter here, or are handled. Any other field must have its default.
@@ -56,7 +56,7 @@ class FusedForward:
         on_cpu = weight.device.type == "cpu" and dtype == torch.float32
         shapes = (
             (on_gpu or on_cpu)
-            and not isinstance(weight, DTensor)  # a shard's collectives are hooks of modules
+            and not is_dtensor(weight)  # a shard's collectives are hooks of modules
             and weight.dtype == dtype
             and config.qk_norm in ("none", "head")
             and _has_defaults(config)

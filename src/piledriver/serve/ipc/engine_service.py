@@ -11,7 +11,7 @@ import socket
 import threading
 from queue import SimpleQueue
 
-from piledriver.engine.shards.local_params import part
+from piledriver.runtime.dtensor import is_dtensor
 from piledriver.serve.answer import Answer, AnswerGroup
 from piledriver.serve.engine import Engine
 from piledriver.serve.ipc.messages import (
@@ -192,7 +192,8 @@ def weights_fingerprint(engine: Engine) -> str:
     """Return a checksum of the model's config, a sample of every weight and the engine's settings."""
     digest = hashlib.sha256(repr(engine.model.config).encode() + repr(engine.config).encode())
     for name, parameter in engine.model.named_parameters():
-        flat = part(parameter.detach()).reshape(-1)  # of a shard: its own, without a collective
+        local = parameter.to_local() if is_dtensor(parameter) else parameter  # of a shard: its own
+        flat = local.detach().reshape(-1)
         digest.update(name.encode() + str(flat[:: max(1, len(flat) // 64)][:64].float().tolist()).encode())
     return "pd_" + digest.hexdigest()[:12]
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from piledriver.core.json_file import read_json
 from piledriver.models.config import ModelConfig
@@ -21,6 +20,7 @@ from piledriver.models.interchange.folder.quantised import quantised_layers
 from piledriver.models.interchange.folder.weights import read_weights
 from piledriver.models.quantised import StackedCodes, replace_experts, replace_linear
 from piledriver.models.transformer import Transformer
+from piledriver.runtime.dtensor import is_dtensor
 
 
 def load_folder(
@@ -95,7 +95,9 @@ def stored_dtype(folder: str | os.PathLike[str]) -> torch.dtype:
 
 @torch.no_grad()
 def _copy(target: Tensor, source: Tensor) -> None:
-    if isinstance(target, DTensor):
+    if is_dtensor(target):
+        from torch.distributed.tensor import distribute_tensor
+
         moved = source.to(device=target.device, dtype=target.dtype).contiguous()
         target.copy_(distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None))
     else:

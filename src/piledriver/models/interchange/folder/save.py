@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from piledriver.core import storage
 from piledriver.core.safetensors import CODES, TensorEntry
@@ -27,6 +26,7 @@ from piledriver.models.interchange.tensors import OPERATIONS
 from piledriver.models.layers import Linear
 from piledriver.models.quantised import QuantisedExperts, QuantisedLinear, StackedCodes
 from piledriver.models.transformer import Transformer
+from piledriver.runtime.dtensor import is_dtensor
 
 
 def save_folder(
@@ -107,7 +107,7 @@ def _own_quantised(model: Transformer) -> Iterator[tuple[str, QuantisedLinear]]:
 def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor | QuantisedLinear]]:
     yield from _own_quantised(model)
     for name, parameter in model.named_parameters():
-        yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        yield name, parameter.full_tensor() if is_dtensor(parameter) else parameter
 
 
 def _dtypes(model: Transformer, dtype: torch.dtype | None) -> dict[str, torch.dtype]:

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from piledriver.engine.shards.collectives import ordered_sums
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.serve.errors import ServeError
 from piledriver.serve.execution.forward import Forward
@@ -84,7 +83,7 @@ class _Call:
 
     def __init__(self, forward: TensorParallelForward, header: tuple[int, ...]) -> None:
         self.forward, self.header = forward, header
-        self.sums: AbstractContextManager[None] = ordered_sums() if forward.invariant else nullcontext()
+        self.sums = _sums(forward.invariant)
 
     def __enter__(self) -> None:
         self.forward._lock.acquire()
@@ -115,7 +114,7 @@ def follow(inner: Forward, device: torch.device, dtype: torch.dtype, *, invarian
             return
         if what == _IDLE:
             continue
-        with ordered_sums() if invariant else nullcontext():
+        with _sums(invariant):
             if what == _LOGITS:
                 hidden = _on_the_wire(torch.zeros(sizes[0], sizes[1], dtype=dtype, device=device))
                 dist.broadcast(hidden, src=0)
@@ -149,3 +148,12 @@ def _receive_batch(sizes: list[int], device: torch.device) -> tuple[Tensor, Tens
 def _on_the_wire(hidden: Tensor) -> Tensor:
     """Return a tensor that every backend can broadcast: gloo has no 16-bit floats."""
     return hidden.float() if hidden.device.type == "cpu" else hidden.contiguous()
+
+
+def _sums(invariant: bool) -> AbstractContextManager[None]:
+    """Return a context in which partial sums are added in the order of ranks, if they must be."""
+    if not invariant:
+        return nullcontext()
+    from piledriver.engine.shards.collectives import ordered_sums
+
+    return ordered_sums()

@@ -10,7 +10,6 @@ from piledriver.core import storage
 from piledriver.engine import Layout
 from piledriver.engine.apply import apply
 from piledriver.engine.mesh import make_mesh
-from piledriver.engine.state import state_of
 from piledriver.models import Transformer
 from piledriver.models.interchange import load_weights, read_folder_config, read_generation, stored_dtype
 from piledriver.serve.errors import ServeError
@@ -39,11 +38,3 @@ def load_sharded(
     apply(model, mesh, device=device, weights=partial(load_weights, folder=folder))
     model.source_config, model.generation = theirs, read_generation(folder, theirs)
     return model
-
-
-def tensor_parallel_ranks(model: Transformer) -> tuple[int, int]:
-    """Return this rank and the number of ranks that shard a model's matrices; (0, 1) for a model of one process."""
-    state = state_of(model)
-    if state is None or state.mesh.alone or state.mesh.layout.tp == 1:
-        return 0, 1
-    return state.mesh.axis_rank("tp"), state.mesh.layout.tp
