@@ -31,7 +31,7 @@ from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import save_folder
 from piledriver.models.presets import preset
 from piledriver.serve import Engine, SamplingParams
-from piledriver.serve.http.background import start_server
+from piledriver.serve.background import start_server
 from piledriver.serve.load import LoadConfig, run_load
 
 PROMPT, NEW = 128, 128

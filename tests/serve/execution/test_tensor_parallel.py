@@ -19,8 +19,8 @@ from piledriver.engine.mesh import make_mesh
 from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.models.interchange import save_folder
 from piledriver.serve import Engine, RequestOutput, SamplingParams, ServeError
+from piledriver.serve.background import start_server
 from piledriver.serve.execution.tensor_parallel.load import load_sharded
-from piledriver.serve.http.background import start_server
 from piledriver.serve.load import LoadConfig, run_load
 from tests.checkpoint.processes import run
 from tests.serve.http.conftest import make_folder

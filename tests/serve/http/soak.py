@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from piledriver.serve.http.background import start_server
+from piledriver.serve.background import start_server
 from piledriver.serve.load import LoadConfig, run_load
 
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")

@@ -16,7 +16,7 @@ from piledriver.compat.mii.response import Response
 from piledriver.compat.mii.settings import MODEL_KEYS, SERVER_KEYS, generation_settings, model_settings
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.storage import write_bytes
-from piledriver.serve.http.background import BackgroundServer, start_server
+from piledriver.serve.background import BackgroundServer, start_server
 
 
 def serve(
