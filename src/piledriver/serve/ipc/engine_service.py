@@ -16,6 +16,7 @@ from piledriver.serve.answer import Answer, AnswerGroup
 from piledriver.serve.engine import Engine
 from piledriver.serve.ipc.messages import (
     Abort,
+    AllPrepared,
     Command,
     Ended,
     EngineFacts,
@@ -23,7 +24,6 @@ from piledriver.serve.ipc.messages import (
     Finished,
     FrameReader,
     Outputs,
-    Prepared,
     Ready,
     Report,
     Submit,
@@ -71,7 +71,7 @@ class EngineService:
         )
         for thread in self._threads:
             thread.start()
-        engine.start(prepare=True, on_prepared=lambda: self._queue.put(Prepared()))
+        engine.start(prepare=True, on_prepared=lambda: self._queue.put(AllPrepared()))
 
     def close(self) -> None:
         """Stop the engine and close the connection."""

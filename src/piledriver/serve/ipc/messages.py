@@ -97,11 +97,11 @@ class Failed(msgspec.Struct, tag=2, array_like=True):
     reason: str
 
 
-class Prepared(msgspec.Struct, tag=3, array_like=True):
+class AllPrepared(msgspec.Struct, tag=3, array_like=True):
     """Kernels and graphs of all batch sizes are ready."""
 
 
-Report = EngineFacts | Outputs | Failed | Prepared
+Report = EngineFacts | Outputs | Failed | AllPrepared
 
 _encoder = msgspec.msgpack.Encoder()
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -16,6 +16,7 @@ from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.serve.errors import ServeError
 from piledriver.serve.ipc.messages import (
     Abort,
+    AllPrepared,
     Command,
     Ended,
     EngineFacts,
@@ -23,7 +24,6 @@ from piledriver.serve.ipc.messages import (
     Finished,
     FrameReader,
     Outputs,
-    Prepared,
     Ready,
     Submit,
     decode_report,
@@ -144,7 +144,7 @@ class RemoteEngine:
                 self._take(report, changed)
             elif isinstance(report, Failed):
                 self.failure = report.reason
-            elif isinstance(report, Prepared):
+            elif isinstance(report, AllPrepared):
                 self.prepared = True
         for request in changed.values():
             request.wake()
