@@ -10,15 +10,16 @@ the dense model with the interval of the paired differences of documents. Calibr
 tokens. Rows are printed as they are measured, the last line has all of them: `loss_ratios` are losses of bits per byte
 over that of the method that the issue compares with.
 
-To use a GPU well, processes share it: `--work DIR --parts train,recover` beside `--work DIR --parts quantise,prune` and
-`--work DIR --parts aware,pairs`, which wait until the first one has trained the model. Their rows lie in DIR; the
-process that ends last prints the summary of all. `--parts scratch` needs no trained model.
+To use a GPU well, processes share it: `--work DIR --parts train,structured` beside `--parts quantise,prune`, `--parts
+recover`, `--parts aware,pairs` with the same DIR, which wait until the first one has trained the model. Their rows lie
+in DIR; the process that ends last prints the summary of all. `--parts scratch` needs no trained model.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -29,7 +30,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -61,12 +62,12 @@ SHAPES = {
 }
 # Ways to remove 30% of the block parameters: the one that loses least on the calibration text is taken.
 SMALLER = {
-    "124m": tuple(compress.SmallerShape(kv_heads=k, mlp_dim=m) for k, m in ((10, 1280), (9, 1344), (12, 1120))),
+    "124m": tuple(compress.SmallerShape(kv_heads=k, mlp_dim=m) for k, m in ((12, 1120), (10, 1280), (9, 1344))),
     "tiny": tuple(compress.SmallerShape(kv_heads=k, mlp_dim=m) for k, m in ((3, 168), (4, 120))),
 }
 
 
-PARTS = ("train", "quantise", "prune", "recover", "aware", "pairs", "cache", "scratch")
+PARTS = ("train", "quantise", "int4", "prune", "structured", "recover", "aware", "pairs", "cache", "scratch")
 UNCORRECTED = "30% structured, not corrected"
 FITTED = "30% structured, reconstructed"
 STRUCTURED, RECOVERED = "30% structured", "30% structured, recovered on 5% of the tokens"
@@ -99,7 +100,9 @@ class Bench:
         rows = [json.loads(line) for line in Path(options.held_out).read_text().splitlines()]
         self.documents = [Document(row["text"], source=row["source"]) for row in rows]
         self.shape = SHAPES[options.shape]
-        self.stream = open_stream(StreamConfig(tokens=options.tokens, seq_len=self.shape.max_positions, seed=1))
+        self.stream = open_stream(
+            StreamConfig(tokens=options.tokens, seq_len=self.shape.max_positions, seed=1, packing=options.packing)
+        )
         self.dense: list[DocumentScore] | None = None
         self.teacher = os.path.join(work, "base", "model")
         os.makedirs(os.path.join(work, "rows"), exist_ok=True)
@@ -163,7 +166,7 @@ class Bench:
         gpu = self.device == "cuda"
         return TrainConfig(
             model=model,
-            data=DataConfig(tokens=self.options.tokens, seq_len=self.shape.max_positions),
+            data=DataConfig(tokens=self.options.tokens, seq_len=self.shape.max_positions, packing=self.options.packing),
             batch_tokens=batch,
             micro_batch_tokens=(micro or batch) if gpu else None,
             budget_tokens=tokens // batch * batch,
@@ -266,6 +269,21 @@ def pruned_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
     bench.attempt("4:8 sparsegpt", lambda: compress.prune(model, "4:8", method="sparsegpt", **data))
 
 
+class Variant(NamedTuple):
+    """How a model is distilled: optimizer, rate, share of the cross-entropy, weight of the hidden states."""
+
+    optimizer: str
+    lr: float
+    cross_entropy: float
+    hidden: float
+
+    @classmethod
+    def of(cls, text: str) -> Variant:
+        """Return the variant that `optimizer:lr:cross_entropy:hidden` names."""
+        kind, *figures = text.split(":")
+        return cls(kind, *map(float, figures))
+
+
 class Recovery:
     """Runs on few tokens that start from a compressed model, with the dense model as their teacher."""
 
@@ -275,41 +293,40 @@ class Recovery:
         self.tokens = int(0.05 * trained_tokens) - options.samples * bench.shape.max_positions
 
     def folder_of(self, model: Transformer, name: str) -> str:
-        """Return the folder that a model is saved to."""
+        """Return the folder that a model is saved to; it appears when it is complete."""
         folder = os.path.join(self.bench.work, name)
-        save_folder(model, folder)
+        save_folder(model, folder + ".new")
+        os.rename(folder + ".new", folder)
         return folder
 
-    def distilled(self, start: str, name: str, optimizer: OptimizerConfig, **settings: Any) -> Transformer:
+    def distilled(self, start: str, name: str, variant: Variant, **settings: Any) -> Transformer:
         """Return the model of a folder after distillation, rounded if it is quantisation-aware."""
         batch = self.bench.options.recover_step_tokens
-        run = self.bench.train_config(start, name, self.tokens, 1.0, batch)
+        run = self.bench.train_config(start, name, self.tokens, variant.lr, batch)
         run = dataclasses.replace(
             run,
-            optimizer=optimizer,
+            optimizer=OptimizerConfig(kind=variant.optimizer, lr=variant.lr, weight_decay=0.1),
             keep_zeros=name == "pairs",
             schedule=ScheduleConfig(kind="linear", warmup=8, total=max(self.tokens // batch, 9)),
+            # A few hundred steps: compiling would take longer than it saves.
+            layout=dataclasses.replace(run.layout, compile=False),
         )
-        torch.compiler.reset()
-        distil(DistilConfig(train=run, distil=DistilSettings(teacher=self.bench.teacher, **settings)))
+        given = DistilSettings(
+            teacher=self.bench.teacher, cross_entropy=variant.cross_entropy, hidden=variant.hidden, **settings
+        )
+        distil(DistilConfig(train=run, distil=given))
         folder = "quantised" if "quantise" in settings else "model"
         return load_folder(os.path.join(run.out, folder), dtype=self.bench.dtype)
 
 
-def optimizer_of(text: str) -> OptimizerConfig:
-    """Return the optimizer that `kind:lr` names."""
-    kind, rate = text.split(":")
-    return OptimizerConfig(kind=kind, lr=float(rate), weight_decay=0.1)
-
-
 def structured_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
-    """Remove 30% of the block parameters, correct, reconstruct, then distil with each of the optimizers."""
+    """Remove 30% of the block parameters, correct, reconstruct; distillation starts from the folder `pruned`."""
     options, recovery = bench.options, Recovery(bench, trained_tokens)
     calibration = compress.Calibration.of(bench.stream, samples=options.samples)
 
     def smaller() -> Transformer:
         tried = []
-        for shape in SMALLER[options.shape]:
+        for shape in SMALLER[options.shape][: options.shapes]:
             made = compress.prune(model, shape, **data)
             nats = calibration_loss(made, calibration, options.batch_tokens)
             kept = sum(p.numel() for p in made.blocks.parameters()) / sum(p.numel() for p in model.blocks.parameters())
@@ -322,27 +339,30 @@ def structured_rows(bench: Bench, model: Transformer, data: dict[str, Any], trai
     if pruned is None:
         return
     config = pruned.config
-    Path(bench.work, "small.json").write_text(json.dumps([config.kv_heads, config.mlp_dim]))
     fit: dict[str, Any] = {**data, "epochs": options.epochs, "batch_tokens": options.fit_tokens}
-    fitted = bench.attempt(FITTED, lambda: reconstruct(pruned, model, lr=options.fit_lr, **fit))
-    start = recovery.folder_of(fitted or pruned, "pruned")
-    for number, given in enumerate(options.recover.split(",")):
-        name = RECOVERED if not number else f"{RECOVERED}, {given}"
-        bench.attempt(
-            name,
-            lambda n=number, g=given: recovery.distilled(  # type: ignore[misc]
-                start, f"recovered{n}", optimizer_of(g), cross_entropy=options.recover_cross_entropy
-            ),
-        )
+    fitted = reconstruct(pruned, model, lr=options.fit_lr, **fit)
+    recovery.folder_of(fitted, "pruned")
+    bench.attempt(FITTED, lambda: fitted)
     shape = compress.SmallerShape(kv_heads=config.kv_heads, mlp_dim=config.mlp_dim)
     bench.attempt(UNCORRECTED, lambda: compress.prune(model, shape, correct=False, **data))
 
 
+def recovered_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
+    """Distil the reconstructed model in one or more ways."""
+    recovery, start = Recovery(bench, trained_tokens), os.path.join(bench.work, "pruned")
+    while not os.path.exists(start):
+        time.sleep(0.2)
+    for number, given in enumerate(bench.options.recover.split(",")):
+        bench.attempt(
+            f"{RECOVERED}, {given}",
+            lambda n=number, g=given: recovery.distilled(start, f"recovered-{os.getpid()}-{n}", Variant.of(g)),  # type: ignore[misc]
+        )
+
+
 def aware_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
-    """Quantisation-aware training of int4 from the dense model."""
-    options, recovery = bench.options, Recovery(bench, trained_tokens)
-    optimizer = optimizer_of(options.aware)
-    bench.attempt(AWARE, lambda: recovery.distilled(bench.teacher, "aware", optimizer, quantise="w4a16-g128"))
+    """Quantisation-aware training of int4 from the dense model, beside what it starts from."""
+    recovery, variant = Recovery(bench, trained_tokens), Variant.of(bench.options.aware)
+    bench.attempt(AWARE, lambda: recovery.distilled(bench.teacher, "aware", variant, quantise="w4a16-g128"))
 
 
 def pair_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
@@ -351,9 +371,8 @@ def pair_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_to
     fit: dict[str, Any] = {**data, "epochs": options.epochs, "batch_tokens": options.fit_tokens}
     pairs = compress.prune(model, "2:4", method="sparsegpt", **data)
     start = recovery.folder_of(reconstruct(pairs, model, in_place=True, **fit), "pairs-start")
-    optimizer = optimizer_of(options.recover.split(",")[0])
-    mix = options.recover_cross_entropy
-    bench.attempt(PAIRS_RECOVERED, lambda: recovery.distilled(start, "pairs", optimizer, cross_entropy=mix))
+    variant = Variant.of(options.recover.split(",")[0])
+    bench.attempt(PAIRS_RECOVERED, lambda: recovery.distilled(start, "pairs", variant))
 
 
 def scratch_rows(bench: Bench, trained_tokens: int) -> None:
@@ -364,7 +383,7 @@ def scratch_rows(bench: Bench, trained_tokens: int) -> None:
 
     def train_it() -> Transformer:
         run = bench.train_config(config, "scratch", int(0.2 * trained_tokens), options.lr, options.step_tokens)
-        train(run)
+        train(dataclasses.replace(run, layout=dataclasses.replace(run.layout, compile=False)))
         return load_folder(os.path.join(run.out, "model"), dtype=bench.dtype)
 
     bench.attempt(SCRATCH, train_it)
@@ -391,15 +410,21 @@ def all_rows(bench: Bench) -> None:
     else:
         bench.score(f"dense, for {options.parts}", model)
     data: dict[str, Any] = {"data": bench.stream, "samples": options.samples, "batch_tokens": options.batch_tokens}
-    if "quantise" in parts:
+    if "int4" in parts or "quantise" in parts:
         four_bit_rows(bench, model, data)
+    if "quantise" in parts:
         eight_bit_rows(bench, model, data)
     if "cache" in parts:
         cache_rows(bench, bench.teacher)
         return
     if "prune" in parts:
         pruned_rows(bench, model, data)
-    for part, rows in (("recover", structured_rows), ("aware", aware_rows), ("pairs", pair_rows)):
+    for part, rows in (
+        ("structured", structured_rows),
+        ("recover", recovered_rows),
+        ("aware", aware_rows),
+        ("pairs", pair_rows),
+    ):
         if part in parts:
             rows(bench, model, data, about["train_tokens"])
 
@@ -407,6 +432,10 @@ def all_rows(bench: Bench) -> None:
 def summary_of(bench: Bench) -> dict[str, Any]:
     """Return what the issue asks for."""
     rows = bench.rows
+
+    recovered = min(
+        (name for name in rows if name.startswith(RECOVERED)), key=lambda name: rows[name]["bits_per_byte"], default=""
+    )
 
     def ratio(name: str, other: str) -> list[float] | None:
         """Return the ratio of two losses with its 95% interval, from the residuals of the documents."""
@@ -437,9 +466,9 @@ def summary_of(bench: Bench) -> dict[str, Any]:
             "wanda over magnitude by layer": ratio("50% wanda", "50% magnitude, by layer"),
             "sparsegpt over magnitude by layer": ratio("50% sparsegpt", "50% magnitude, by layer"),
             "structured reconstructed over structured": ratio(FITTED, STRUCTURED),
-            "structured recovered over structured": ratio(RECOVERED, STRUCTURED),
-            "structured recovered over structured, not corrected": ratio(RECOVERED, UNCORRECTED),
-            "structured recovered over from scratch": ratio(RECOVERED, SCRATCH),
+            "structured recovered over structured": ratio(recovered, STRUCTURED),
+            "structured recovered over structured, not corrected": ratio(recovered, UNCORRECTED),
+            "structured recovered over from scratch": ratio(recovered, SCRATCH),
             "quantisation-aware over gptq": ratio(AWARE, "w4a16-g128 gptq"),
         },
     }
@@ -458,16 +487,16 @@ def gptq_on_cpu(samples: int, length: int) -> None:
 
 
 @contextmanager
-def timed(places: Sequence[tuple[Any, str]]) -> Iterator[dict[str, float]]:
-    """Add up the seconds that functions take, with the GPU's work for them, while the block runs."""
-    seconds: dict[str, float] = {}
+def timed(places: Sequence[tuple[Any, str]]) -> Iterator[dict[str, list[tuple[float, float]]]]:
+    """Keep when functions begin and end, with the GPU's work for them, while the block runs."""
+    times: dict[str, list[tuple[float, float]]] = {}
     before = [getattr(owner, name) for owner, name in places]
 
     def wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             began = now()
             found = function(*arguments, **options)
-            seconds[name] = seconds.get(name, 0.0) + now() - began
+            times.setdefault(name, []).append((began, now()))
             return found
 
         return call
@@ -475,7 +504,7 @@ def timed(places: Sequence[tuple[Any, str]]) -> Iterator[dict[str, float]]:
     for (owner, name), function in zip(places, before, strict=True):
         setattr(owner, name, wrap(name, function))
     try:
-        yield seconds
+        yield times
     finally:
         for (owner, name), function in zip(places, before, strict=True):
             setattr(owner, name, function)
@@ -535,17 +564,20 @@ def gptq_of_some_blocks(layers: int, tokens: str, *, tiny: bool = False) -> None
             "batch_tokens": 16384,
         }
         began = now()
-        with timed(places) as seconds:
+        with timed(places) as times:
             run_verb(["compress", "quantise", *(f"{key}={value}" for key, value in keys.items())])
         total = now() - began
-    ends = seconds["load_folder"] + seconds["save_folder"]
-    each = (total - ends) / layers
+    seconds = {name: sum(end - begin for begin, end in spans) for name, spans in times.items()}
+    # A block begins when the one before it has advanced; the first one also loads libraries and compiles kernels.
+    ends = [times["load_folder"][0][1], *(end for _, end in times["advance"])]
+    each = [after - before for before, after in itertools.pairwise(ends)]
+    files = seconds["load_folder"] + seconds["save_folder"]
     found = {"row": "compress: gptq of 9.6B by the verb", "blocks_run": layers, "blocks": blocks, "samples": samples}
     found |= {"length": length, "parameters": parameter_count(dataclasses.replace(shape, layers=blocks))}
-    found |= {"total": round(total, 2), "ours": round(each, 3), "unit": "s a block"}
-    found |= {"where": {name: round(value, 2) for name, value in seconds.items()}}
-    # Files grow with the blocks; the embedding and head are read and written once.
-    found |= {"all_blocks": round(each * blocks + ends * blocks / layers, 1), "limit": 900}
+    found |= {"total": round(total, 2), "each_block": [round(value, 2) for value in each], "ours": round(each[-1], 3)}
+    found |= {"unit": "s a block", "where": {name: round(value, 2) for name, value in seconds.items()}}
+    # Reading and writing grow with the blocks; the embedding, which is counted with them, does not.
+    found |= {"all_blocks": round(each[0] + each[-1] * (blocks - 1) + files * blocks / layers, 1), "limit": 900}
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
     print(json.dumps({**found, "peak_gib": peak}), flush=True)
 
@@ -562,14 +594,19 @@ def main() -> None:
     parser.add_argument("--recover-step-tokens", type=int, default=8192)
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--decay", type=float, default=1.0)
-    parser.add_argument("--aware", default="adamw:1e-4", help="optimizer and rate of quantisation-aware training")
+    parser.add_argument("--aware", default="adamw:2e-5:0:0", help="as --recover, for quantisation-aware training")
     parser.add_argument("--fit-lr", type=float, default=2e-4, help="rate of reconstruction")
     parser.add_argument("--fit-tokens", type=int, default=8192, help="tokens of a step of reconstruction")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--recover", default="adamw:6e-4,muon:1e-3", help="optimizers and rates of recovery")
+    parser.add_argument(
+        "--recover",
+        default="adamw:6e-4:0.5:0",
+        help="optimizer, rate, share of the cross-entropy and weight of hidden states of recovery; several with commas",
+    )
+    parser.add_argument("--shapes", type=int, default=3, help="smaller shapes to try")
+    parser.add_argument("--packing", choices=("packed", "joined"), default="packed", help="how windows are filled")
     parser.add_argument("--scratch-shape", type=int, default=0, help="which of the smaller shapes")
-    parser.add_argument("--recover-cross-entropy", type=float, default=0.5)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is begun")
     parser.add_argument("--gptq-cpu", action="store_true")

@@ -208,6 +208,18 @@ def test_reconstruction_lowers_the_error_of_every_block_and_keeps_zeros(place: P
         assert all(torch.equal(a, b) for a, b in zip(better.parameters(), again.parameters(), strict=True))
 
 
+def test_reconstruction_lowers_a_rate_that_harms(place: Path) -> None:
+    stream = open_stream(StreamConfig(tokens=str(place / "tokens"), seq_len=32))
+    teacher = load_folder(place / "teacher")
+    better = reconstruct(load_folder(place / "sparse"), teacher, stream, samples=8, epochs=2, lr=0.3, batch_tokens=128)
+    record = better.compression[-1]
+    assert record["lr"] < 0.3
+    assert any(error["after"] < error["before"] for error in record["relative_error"].values())
+    # A model that is the teacher has no error to lower.
+    same = reconstruct(teacher, teacher, stream, samples=4, epochs=1, batch_tokens=128)
+    assert all(torch.equal(a, b) for a, b in zip(same.parameters(), teacher.parameters(), strict=True))
+
+
 def test_recover_reconstructs_then_distils_and_resumes(place: Path, tmp_path: Path) -> None:
     stream = open_stream(StreamConfig(tokens=str(place / "tokens"), seq_len=32))
     given: dict[str, Any] = {"out": str(tmp_path / "out"), "samples": 8, "epochs": 1, "batch_tokens": 64}

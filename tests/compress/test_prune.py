@@ -92,9 +92,21 @@ def test_a_pruned_model_has_its_zeros_and_is_saved(
     assert back.compression[-1]["method"] == method
 
 
+def test_weights_of_a_layer_can_be_compared_together(model: Transformer) -> None:
+    """The smallest half of a layer goes, so that rows lose different shares."""
+    sparse = compress.prune(model, 0.5, method="magnitude", compare="layer")
+    for name, layer in sparse.blocks.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            before, gone = model.blocks.get_parameter(f"{name}.weight").abs(), layer.weight == 0
+            assert float(before[gone].max()) <= float(before[~gone].min())
+            assert float(gone.float().mean()) == pytest.approx(0.5, abs=0.01)
+            assert len(gone.sum(dim=1).unique()) > 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ({"compare": "layer", "sparsity": "2:4", "method": "magnitude"}, "compare='layer'"),
         ({"sparsity": 1.5}, "sparsity is 1.5"),
         ({"sparsity": "4:2"}, "not a pattern"),
         ({"method": "wanda"}, "needs calibration"),

@@ -78,14 +78,12 @@ def reconstruct(
         reached = max(reached, end)
         goals = theirs.states if channels is None else [state[..., channels] for state in theirs.states]
         home = next(block.parameters()).device
-        rate = lr
         for _ in range(_ATTEMPTS):
-            found = _fit(ours, name, block, goals, epochs=epochs, lr=rate, keep_zeros=keep_zeros)
+            found = _fit(ours, name, block, goals, epochs=epochs, lr=lr, keep_zeros=keep_zeros)
             errors[f"blocks.{name}"] = found
             if found["after"] < found["before"] or not found["before"]:
-                lr = rate
                 break
-            rate /= 4
+            lr /= 4
         ours.advance(name, block)
         block.to(home)
     model.compression.append(
