@@ -40,7 +40,7 @@ from piledriver import compress
 from piledriver.cli.main import main as run_verb
 from piledriver.compress import folders, second_order
 from piledriver.compress.calibration import BlockWalk, LayerStatistics
-from piledriver.compress.distil import DistilConfig, DistilSettings, distil, reconstruct
+from piledriver.compress.distil import DistilConfig, DistilSettings, distil, reconstruct, start_from_codes
 from piledriver.compress.measure import paired_change
 from piledriver.compress.structured.importance import calibration_loss
 from piledriver.corpus import Document
@@ -360,9 +360,11 @@ def recovered_rows(bench: Bench, model: Transformer, data: dict[str, Any], train
 
 
 def aware_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
-    """Quantisation-aware training of int4 from the dense model, beside what it starts from."""
+    """Quantisation-aware training of int4 that starts with GPTQ's codes."""
     recovery, variant = Recovery(bench, trained_tokens), Variant.of(bench.options.aware)
-    bench.attempt(AWARE, lambda: recovery.distilled(bench.teacher, "aware", variant, quantise="w4a16-g128"))
+    start = start_from_codes(model, compress.quantise(model, "w4a16-g128", method="gptq", **data))
+    folder = recovery.folder_of(start, "aware-start")
+    bench.attempt(AWARE, lambda: recovery.distilled(folder, "aware", variant, quantise="w4a16-g128"))
 
 
 def pair_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:

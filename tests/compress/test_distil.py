@@ -14,7 +14,14 @@ import torch.nn.functional as F
 
 from piledriver import compress
 from piledriver.cli.main import main
-from piledriver.compress.distil import DistilConfig, DistilSettings, distil, reconstruct, write_teacher_logits
+from piledriver.compress.distil import (
+    DistilConfig,
+    DistilSettings,
+    distil,
+    reconstruct,
+    start_from_codes,
+    write_teacher_logits,
+)
 from piledriver.compress.distil.loss import Distribution, DivergenceSettings, linear_distillation
 from piledriver.compress.distil.objective import matching_layers
 from piledriver.compress.distil.quantisation_aware import make_quantisation_aware, round_weight
@@ -22,9 +29,10 @@ from piledriver.compress.scheme import Scheme
 from piledriver.core.errors import ConfigError, CorruptFileError, UsageError
 from piledriver.data import StreamConfig, open_stream
 from piledriver.engine import Layout
-from piledriver.kernels.linear import dequantise_weight
+from piledriver.kernels.linear import dequantise_weight, quantise_weight, weight_codes
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder, save_folder
+from piledriver.models.quantised import QuantisedLinear
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig
 from tests.train.corpus import make_tokens
@@ -231,6 +239,26 @@ def test_recover_reconstructs_then_distils_and_resumes(place: Path, tmp_path: Pa
             assert torch.equal(weight == 0, dict(model.blocks.named_parameters())[name] == 0)
     again = compress.recover(sparse, teacher, stream, tokens=128, **given)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_quantisation_aware_training_starts_with_the_codes_of_gptq(place: Path) -> None:
+    """Rounded to nearest, the start is what GPTQ made; its weights are as near to the dense ones as that allows."""
+    dense = load_folder(place / "teacher")
+    tokens = torch.randint(dense.config.vocab_size, (16, 32), generator=torch.Generator().manual_seed(0))
+    small = compress.quantise(dense, "w4a16-g32", method="gptq", data=tokens)
+    start = start_from_codes(dense, small)
+    rounded = compress.quantise(start, "w4a16-g32")
+    for name, layer in small.blocks.named_modules():
+        if isinstance(layer, QuantisedLinear):
+            other = rounded.blocks.get_submodule(name)
+            assert isinstance(other, QuantisedLinear)
+            assert torch.equal(layer.scales, other.scales)
+            same = weight_codes(layer.quantised) == weight_codes(other.quantised)
+            assert float(same.float().mean()) > 0.98
+            old, new = (one.blocks.get_parameter(f"{name}.weight") for one in (dense, start))
+            kept = weight_codes(layer.quantised) == weight_codes(quantise_weight(old, "int4", group=32))
+            step = layer.scales.repeat_interleave(32, dim=1)
+            assert bool(((new - old).abs() <= 0.06 * step)[kept].all())
 
 
 def test_quantisation_aware_training_ends_in_the_values_it_was_trained_with(place: Path, tmp_path: Path) -> None:

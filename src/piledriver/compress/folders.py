@@ -11,6 +11,7 @@ from torch import nn
 
 from piledriver.compress.calibration import Calibration
 from piledriver.compress.comparison import compare_models
+from piledriver.compress.distil import start_from_codes
 from piledriver.compress.prune import CompareWithin, PruneMethod, prune
 from piledriver.compress.quantise import Method, quantise
 from piledriver.compress.structured import SmallerShape
@@ -73,6 +74,8 @@ class QuantiseConfig(CompressConfig):
     """gptq without activation_order: false computes the scales of a group when it is reached."""
     true_sequential: bool = True
     """gptq: the inputs of a layer are those that the quantised layers of its own block give."""
+    for_training: bool = False
+    """Write dense weights that round to the codes (gptq, rtn): the start of quantisation-aware training."""
     smoothing: float = 0.5
     """smoothquant: how much of the outliers of activations goes into the weights, 0 to 1."""
 
@@ -134,6 +137,8 @@ def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
     """Quantise a model folder, write the result, and return the record of what was done."""
     if config.method != "rtn" or config.keep_sensitive:
         _require_data(config, f"method {config.method}" if config.method != "rtn" else "keep_sensitive")
+    if config.for_training and (config.method not in ("gptq", "rtn") or config.head):
+        raise ConfigError("for_training is for method gptq or rtn without head", fix="leave it out, or change method")
     model, device = open_for_blocks(config.model, config.device)
     small = quantise(
         model,
@@ -150,9 +155,13 @@ def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
         smoothing=config.smoothing,
         device=device,
         batch_tokens=config.batch_tokens,
-        in_place=True,
+        in_place=not config.for_training,
         show_progress=True,
     )
+    if config.for_training:
+        start = start_from_codes(model, small)
+        start.compression.append(small.compression[-1] | {"for_training": True})
+        return _save(start, config)
     return _save(small, config)
 
 

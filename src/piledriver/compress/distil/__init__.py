@@ -8,8 +8,17 @@
 from __future__ import annotations
 
 from piledriver.compress.distil.objective import DistilSettings
+from piledriver.compress.distil.quantisation_aware import start_from_codes
 from piledriver.compress.distil.reconstruct import reconstruct
 from piledriver.compress.distil.recover import DistilConfig, distil, recover
 from piledriver.compress.distil.stored_logits import write_teacher_logits
 
-__all__ = ["DistilConfig", "DistilSettings", "distil", "reconstruct", "recover", "write_teacher_logits"]
+__all__ = [
+    "DistilConfig",
+    "DistilSettings",
+    "distil",
+    "reconstruct",
+    "recover",
+    "start_from_codes",
+    "write_teacher_logits",
+]

@@ -5,6 +5,7 @@ After training, rounding to nearest with the same scheme gives exactly the value
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 from collections.abc import Sequence
 
@@ -15,10 +16,14 @@ from torch.distributed.tensor import DTensor
 
 from piledriver.compress.scheme import Scheme
 from piledriver.core.errors import UsageError
-from piledriver.kernels.linear import weight_grid
+from piledriver.kernels.linear import dequantise_weight, weight_grid
 from piledriver.models import Transformer
 from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.models.layers import Linear
+from piledriver.models.quantised import QuantisedLinear
+
+_EDGE = 0.45
+"""Of a step of the grid: how far from its code's value a weight may lie."""
 
 
 def round_weight(weight: Tensor, scheme: Scheme) -> Tensor:
@@ -62,3 +67,33 @@ def make_quantisation_aware(model: Transformer, scheme: Scheme, skip: Sequence[s
     if not changed:
         raise UsageError(f"no layer fits {scheme.name}", fix="use a smaller group, or skip fewer layers")
     return changed
+
+
+@torch.no_grad()
+def start_from_codes(model: Transformer, small: Transformer) -> Transformer:
+    """Return a copy of a dense model whose weights round to the codes of a quantised one, as near to it as that allows.
+
+    Quantisation-aware training of it begins with what GPTQ found, not with the nearest values: a weight that GPTQ moved
+    to another code lies at the edge of that code's range. The largest weight of a group stays, as it spans the grid.
+    """
+    made = copy.deepcopy(model)
+    found = 0
+    for name, layer in small.blocks.named_modules():
+        if not isinstance(layer, QuantisedLinear):
+            continue
+        if layer.zeros is not None or layer.kind == "fp8":
+            raise UsageError(f"blocks.{name} has zero points or fp8 codes", fix="use symmetric int4 or int8")
+        weight = made.blocks.get_parameter(f"{name}.weight")
+        wide = torch.unflatten(weight.float(), 1, (layer.scales.shape[1], -1))
+        values = torch.unflatten(dequantise_weight(layer.quantised, torch.float32), 1, (layer.scales.shape[1], -1))
+        scales = layer.scales.float()[..., None].to(wide.device)
+        values = values.to(wide.device)
+        moved = torch.clamp(wide, values - _EDGE * scales, values + _EDGE * scales)
+        moved = torch.clamp(moved, wide.amin(dim=-1, keepdim=True), wide.amax(dim=-1, keepdim=True))
+        largest = wide.abs().argmax(dim=-1, keepdim=True)
+        moved.scatter_(-1, largest, wide.gather(-1, largest))
+        weight.copy_(moved.flatten(1).to(weight.dtype))
+        found += 1
+    if not found:
+        raise UsageError("the second model has no quantised layer", fix="quantise it, for example by GPTQ")
+    return made
