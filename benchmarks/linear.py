@@ -5,10 +5,11 @@
     python benchmarks/linear.py --sweep --choose tuned.json          # the table of `kernels/linear/tuned.py`
 
 A row is one weight shape, kind and number of tokens M. Weights rotate through copies that exceed the L2 cache, in a
-CUDA graph, so that every call reads its weight from memory. For M up to 16, `ours` is the share of the bandwidth of a
-plain copy (measured in the same run) at which the bytes of the weight and its scales are read; beyond, bf16's time over
-ours. `peer` is a bf16 product of the same shape. `copy_us` is a copy that moves as many bytes as the weight has: what a
-kernel of that size can reach. With `--sweep`, rows with a `candidate` are other kernels and tiles.
+CUDA graph, so that every call reads its weight from memory. `share_of_copy` is the share of the bandwidth of a plain
+copy of 1 GiB (measured in the same run) at which the bytes of the weight and its scales are read. `copy_us` is a copy
+kernel that moves as many bytes as the weight has, and `copy_over_ours` its time over ours: launch and ramp-up take part
+of so short a kernel. `speed_over_bf16` is the time of torch's bf16 product of the same shape over ours. With
+`--sweep`, rows with a `candidate` are other kernels and tiles.
 """
 
 from __future__ import annotations
@@ -111,21 +112,22 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
                 add("gemv", rows=rows, warps=warps, programs=programs)
     elif tokens <= 16:
         if fits_integer_rows(x, weight):
-            steps = weight.data.shape[1] // 64
-            for warps in (4, 8):
-                if 2 <= steps // warps <= (4 if int4 else 8):
-                    add("rows", rep=2, warps=warps)
+            add("rows")
         width = max(8, tokens)
         for parts in (1, 2, 3, 4, 6, 7, 8):
             if int4:
                 for bn, warps, stages in ((64, 4, 4), (64, 4, 6), (128, 4, 4), (128, 4, 6), (128, 8, 4), (256, 8, 4)):
                     add("tiles", bn, width, 128, warps, stages, parts)
                 add("tiles", 128, width, 128, 4, 4, parts, ahead=512)
+                for bn, warps, stages in ((64, 4, 4), (128, 4, 4), (128, 8, 4)):
+                    add("mixed", bn, 16, 128, warps, stages, parts)
             elif parts <= 4:
                 for bn, bk, stages in ((64, 128, 6), (64, 256, 3), (64, 256, 4), (128, 128, 4), (128, 256, 3)):
                     add("tiles", bn, width, bk, 4, stages, parts)
                 for ahead in (256, 512, 1024):
                     add("tiles", 64, width, 256, 4, 4, parts, ahead=ahead)
+                for bn, stages in ((64, 4), (128, 3)):
+                    add("mixed", bn, 16, 128, 4, stages, parts)
     elif tokens <= 128:
         for parts in (1, 2) if tokens <= 64 else (1,):
             for bn, warps, stages in ((64, 4, 4), (128, 8, 4), (128, 4, 3)):
@@ -156,9 +158,14 @@ def dequantised(x: Tensor, weight: QuantisedWeight, config: dict[str, int]) -> T
     return F.linear(x, dequantise_integers(weight, x.dtype))
 
 
+def rows_in_registers(x: Tensor, weight: QuantisedWeight, config: dict[str, int]) -> Tensor:
+    """Return the product of `integers.rows`, which chooses its own tile."""
+    return integer_rows(x, weight)
+
+
 KERNELS: dict[str, Any] = {
     "gemv": integer_gemv,
-    "rows": integer_rows,
+    "rows": rows_in_registers,
     "tiles": integer_tiles,
     "mixed": mixed,
     "dequantised": dequantised,
@@ -203,6 +210,7 @@ def rows_of(kinds: list[str], *, most: int, sweep: bool, limit: float, choose: P
     print(json.dumps({"row": "linear: copy", "ours": round(copied / 1e12, 3), "unit": "TB/s"}), flush=True)
     microseconds: dict[str, dict[str, float]] = {"ours": {}, "theirs": {}}
     plain_seconds: dict[tuple[int, int, int], float] = {}
+    copy_of: dict[int, float] = {}
     stored: dict[tuple[int, int, str], list[Any]] = {}
     fastest: dict[str, dict[str, dict[str, tuple[float, dict[str, Any]]]]] = {}
     for tokens, rows, columns, kind in cases(kinds, most):
@@ -227,8 +235,10 @@ def rows_of(kinds: list[str], *, most: int, sweep: bool, limit: float, choose: P
         microseconds["theirs"][name] = round(plain * 1e6, 2)
         found: dict[str, Any] = {"row": f"linear: {name}", "us": round(ours * 1e6, 2), "bf16_us": round(plain * 1e6, 2)}
         found |= {"speed_over_bf16": round(plain / ours, 3), "share_of_copy": round(size / ours / copied, 3)}
-        if tokens == 1:
-            found["copy_us"] = round(copy_seconds(size) * 1e6, 2)
+        if tokens <= SMALL[-1]:
+            if size not in copy_of:
+                copy_of[size] = copy_seconds(size)
+            found |= {"copy_us": round(copy_of[size] * 1e6, 2), "copy_over_ours": round(copy_of[size] / ours, 3)}
         print(json.dumps(found), flush=True)
         for label, call in candidates(x, small[0]).items() if sweep else ():
             result = attempt(call, x, small[0])

@@ -5,7 +5,8 @@
 The weight is the left operand (out.T = weight @ x.T), which Hopper's matrix instructions take from registers: bytes of
 the weight are loaded, become bf16 there and are multiplied, without a second pass through shared memory. bf16 has 128
 as a number whose last 7 bits count in ones, so logical instructions and one subtraction turn two codes into numbers.
-int4 codes are multiplied by the scale of their group: the bf16 weight that they stand for. int8 scales follow the sum.
+int4 codes are multiplied by the scale of their group, or for few tokens the sums of the group are; int8 scales follow
+the whole sum.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ if triton is not None:
             return codes.to(like.dtype)
 
     @triton.jit
-    def _scaled_int4(packed, scale, like, ASM: tl.constexpr):
-        """Return what the low and the high four bits of bytes stand for, in bf16."""
+    def _from_int4(packed, like, ASM: tl.constexpr):
+        """Return the low and the high four bits of bytes, minus 8, as numbers of the dtype of `like`."""
         if ASM:
             return tl.inline_asm_elementwise(
                 """{
@@ -64,16 +65,24 @@ if triton is not None:
                 shr.b32 b, a, 4;
                 lop3.b32 a, a, 0x000F000F, 0x43004300, 0xEA;
                 lop3.b32 b, b, 0x000F000F, 0x43004300, 0xEA;
-                sub.rn.bf16x2 a, a, m;
-                sub.rn.bf16x2 b, b, m;
-                mul.rn.bf16x2 $0, a, $3;
-                mul.rn.bf16x2 $1, b, $3;
+                sub.rn.bf16x2 $0, a, m;
+                sub.rn.bf16x2 $1, b, m;
                 }""",
-                "=&r,=r,r,r", [packed, scale], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+                "=&r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
             )  # fmt: skip
         else:
             low, high = (packed & 15).to(tl.float32) - 8.0, (packed >> 4).to(tl.float32) - 8.0
-            return (low * scale.to(tl.float32)).to(like.dtype), (high * scale.to(tl.float32)).to(like.dtype)
+            return low.to(like.dtype), high.to(like.dtype)
+
+    @triton.jit
+    def _times(number, scale, ASM: tl.constexpr):
+        """Return the product of two tensors of bf16, rounded to bf16, two at a time."""
+        if ASM:
+            return tl.inline_asm_elementwise(
+                "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [number, scale], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        else:
+            return (number.to(tl.float32) * scale.to(tl.float32)).to(number.dtype)
 
     @triton.jit
     def _sums(x, weight, scales, tile, column, rows, begin, end, scale_stride, INT4: tl.constexpr, GROUP: tl.constexpr,
@@ -88,9 +97,16 @@ if triton is not None:
                 scale = tl.load(scales + rows * scale_stride + k // GROUP)
                 a = x.load([column * BM, first])
                 b = x.load([column * BM, first + GROUP // 2])
-                low, high = _scaled_int4(packed, tl.broadcast_to(scale[:, None], packed.shape), a, ASM)
-                total = tl.dot(low, a.T, total)
-                total = tl.dot(high, b.T, total)
+                low, high = _from_int4(packed, a, ASM)
+                if BM <= 32:
+                    # Sums of a group are fewer than its weights.
+                    part = tl.dot(low, a.T)
+                    part = tl.dot(high, b.T, part)
+                    total += part * scale.to(tl.float32)[:, None]
+                else:
+                    factor = tl.broadcast_to(scale[:, None], packed.shape)
+                    total = tl.dot(_times(low, factor, ASM), a.T, total)
+                    total = tl.dot(_times(high, factor, ASM), b.T, total)
             else:
                 codes = weight.load([tile * BN, k])
                 y = x.load([column * BM, k])

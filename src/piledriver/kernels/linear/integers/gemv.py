@@ -254,6 +254,8 @@ def integer_shape(words: int, outputs: int, *, int4: bool, gate: bool) -> dict[s
         if words > 512:
             return {"rows": 4, "warps": 4 if gate else 2}
         return {"rows": 8, "warps": 4}
+    if words * outputs > 1 << 22 and words == 1024 and not int4:
+        return {"rows": 16, "warps": 4}
     if words * outputs > 1 << 22:
         return {"rows": 8, "warps": 4, "programs": 396} if words > 256 else {"rows": 16, "warps": 8, "programs": 264}
     if words == 256:
