@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.engine.hf_kv_cache import without_empty_caches
+from piledriver.engine.hf_kv_cache import is_cache, without_empty_caches
 from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.state import state_of
@@ -101,6 +101,9 @@ class Compiled:
             return self.forward(*args, **kwargs)
         if torch.is_grad_enabled():
             args, kwargs = without_empty_caches(args, kwargs)
+        elif any(is_cache(one) for one in (*args, *kwargs.values())):
+            # Generation: each layer reads another entry of the cache, which would be a graph for each.
+            return self.forward(*args, **kwargs)
         if args and _is_transposed(args[0]):
             # The patches of an image, in the first block only: their strides would need a graph of their own.
             args = (args[0].contiguous(), *args[1:])
