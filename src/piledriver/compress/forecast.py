@@ -158,23 +158,37 @@ def _parse(to: str, config: ModelConfig) -> tuple[SmallerShape | None, Scheme | 
 def narrower_shape(config: ModelConfig, share: float) -> SmallerShape:
     """Return a shape with at most this share of the block parameters: fewer neurons first, then fewer heads.
 
-    Attention loses half as large a share as the MLP, which matters less (Muralidharan et al., Minitron, 2024).
+    Neurons matter less than heads (Muralidharan et al., Minitron, 2024): all heads stay while half of the neurons do.
+    Below that, both lose parts; shares that half of the neurons do not allow keep that share of the heads.
 
     >>> narrower_shape(ModelConfig(vocab_size=32, dim=768, layers=2, heads=12, mlp_dim=2048), 0.7)
-    SmallerShape(layers=None, dim=None, kv_heads=10, mlp_dim=1280, experts=None)
+    SmallerShape(layers=None, dim=None, kv_heads=None, mlp_dim=1120, experts=None)
+    >>> narrower_shape(ModelConfig(vocab_size=32, dim=768, layers=2, heads=12, mlp_dim=2048), 0.5)
+    SmallerShape(layers=None, dim=None, kv_heads=5, mlp_dim=1088, experts=None)
     """
     if config.moe is not None:
         raise UsageError("params with experts", fix="give a SmallerShape with experts")
-    whole = _block_parameters(config)
     keeps_heads = config.positions == "alibi" or config.qk_norm == "full"
-    kv_heads = config.kv_heads if keeps_heads else max(1, round(config.kv_heads * (1 - 0.55 * (1 - share))))
+    for kv_heads in range(config.kv_heads, 0 if not keeps_heads else config.kv_heads - 1, -1):
+        width = _widest(config, kv_heads, share)
+        if width is not None and 2 * width >= config.mlp_dim:
+            break
+    else:
+        kv_heads = config.kv_heads if keeps_heads else max(1, round(config.kv_heads * share))
+        width = _widest(config, kv_heads, share)
+    if width is None:
+        raise UsageError(f"{share:.0%} of the parameters is less than attention alone has", fix="remove layers too")
+    return SmallerShape(kv_heads=None if kv_heads == config.kv_heads else kv_heads, mlp_dim=width)
+
+
+def _widest(config: ModelConfig, kv_heads: int, share: float) -> int | None:
+    """Return the largest MLP that a share of the block parameters allows with this many heads, or None."""
     smaller = SmallerShape(kv_heads=kv_heads).config_of(config, kept_layers=range(config.layers))
     # Widths that kernels tile evenly, and groups of int4 divide, in steps of a few per cent.
     step = next(step for least, step in ((4096, 128), (256, 32), (64, 8), (0, 1)) if config.mlp_dim >= least)
-    for width in range(config.mlp_dim // step * step, 0, -step):
-        if _block_parameters(replace(smaller, mlp_dim=width)) <= share * whole:
-            return SmallerShape(kv_heads=None if kv_heads == config.kv_heads else kv_heads, mlp_dim=width)
-    raise UsageError(f"{share:.0%} of the parameters is less than attention alone has", fix="remove layers too")
+    most = share * _block_parameters(config)
+    widths = range(config.mlp_dim // step * step, 0, -step)
+    return next((width for width in widths if _block_parameters(replace(smaller, mlp_dim=width)) <= most), None)
 
 
 def _block_parameters(config: ModelConfig) -> int:
