@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -46,6 +47,22 @@ def test_a_step_that_does_not_fit_on_the_device_is_survived() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert engine.scheduler.token_budget < 6000
     assert found == expected
+    assert engine.pool.free == engine.pool.count
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_engine_that_was_prepared_answers_the_same(deterministic: bool) -> None:
+    model, done = make(), threading.Event()
+    settings: dict[str, Any] = {"cache_tokens": 4096, "max_sequences": 9, "deterministic": deterministic}
+    prompts = torch.randint(512, (5, 40)).tolist()
+    expected = answers(Engine(model, **settings), prompts, 24)
+    engine = Engine(model, **settings)
+    engine.start(prepare=True, on_prepared=done.set)
+    assert done.wait(120)
+    assert engine.failure is None
+    found = answers(engine, prompts, 24)
+    engine.stop()
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
     assert engine.pool.free == engine.pool.count
 
 
