@@ -12,6 +12,7 @@ from piledriver.engine.layout import Layout
 from piledriver.models.presets import preset
 from piledriver.plan import PlanError, Wishes, Workload, explain, parse_hardware, plan, predict
 from piledriver.plan.result import Plan
+from piledriver.plan.search.choose import search_layouts
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +108,44 @@ def test_hardware_files_and_mixed_clusters(tmp_path: object) -> None:
     assert mixed.slowest.name == "a100-40g"
     assert mixed.count == len(mixed.devices()) == 8
     assert replace(mixed, count=8).name == "4xh100-80g+4xa100-40g"
+
+
+def test_offload_on_a_cpu_makes_no_room() -> None:
+    cluster = parse_hardware("here")
+    if cluster.device.kind != "cpu":
+        pytest.skip("this machine has a GPU")
+    workload = Workload(config=preset("gpt2-124m"), length=64, batch=1)
+    kept, moved = (predict(workload, Layout(offload=name), cluster, sequences=1) for name in ("none", "optimizer"))  # type: ignore[arg-type]
+    assert moved.missing >= kept.missing
+    assert moved.mfu <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--batch-tokens 100", "less than a sequence of 8192"),
+        ("--explain zero=3 --micro-batch 5", "do not divide the 8 sequences"),
+        ("--explain zero", "'zero' has no value"),
+        ("--longest", "--longest is about one layout"),
+        ("--picture x.txt", "is no picture"),
+        ("--picture /nowhere/x.png", "/nowhere does not exist"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from piledriver.cli.main import main
+
+    code = main(["plan", "llama-3-8b", "--hardware", "8xh100-80g", *options.split()])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert code in (1, 2)
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert "Fix: " in lines[0]
+
+
+def test_a_faster_layout_that_lost_was_less_simple() -> None:
+    workload = Workload(config=preset("llama-3.2-1b"), length=8192, batch=64)
+    found = search_layouts(workload, parse_hardware("8xh100-80g"), Wishes(data_parallel_only=True))
+    best = found.fitting[0].time.total
+    for one, loser in zip(found.fitting[1:40], found.losers(40), strict=False):
+        assert ("less simple" in loser.reason) == (one.time.total < best)
+        assert "-" not in loser.reason.split("%")[0]

@@ -73,3 +73,26 @@ def test_small_all_reduces_wait_and_large_ones_fill_the_link() -> None:
     for size, measured in ((16, 232e-6), (64, 580e-6), (1024, 8193e-6)):
         said = collective_seconds("all-reduce", size * 2**20, Axis(8, 1), machine, Efficiency())
         assert said == pytest.approx(measured, rel=0.2)
+
+
+def test_every_second_block_costs_half_of_the_recomputation() -> None:
+    every, second = (
+        _seconds(Layout(zero=3, precision="bf16", activations="full", activation_every=count)) for count in (1, 2)
+    )
+    assert second.recompute == pytest.approx(every.recompute / 2)
+    assert second.compute == every.compute
+
+
+def test_weights_are_streamed_for_each_micro_batch_and_as_shards_with_zero_3() -> None:
+    def offload(zero: int, accumulation: int) -> float:
+        layout = Layout(zero=zero, offload="parameters", precision="bf16")  # type: ignore[arg-type]
+        return _seconds(layout, accumulation=accumulation).offload
+
+    once, twice, thrice = (offload(3, count) for count in (1, 2, 3))
+    assert 0 < twice - once == pytest.approx(thrice - twice)
+    assert offload(1, 3) - offload(1, 2) > 30 * (thrice - twice)
+
+
+def test_activations_that_leave_the_device_wait_for_the_host_link() -> None:
+    kept, left = (_seconds(Layout(zero=3, precision="bf16", activation_offload=on)) for on in (False, True))
+    assert kept.offload == 0.0 < left.offload

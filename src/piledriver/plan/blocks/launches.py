@@ -26,7 +26,8 @@ _AGAIN = 1.2
 def block_launches(w: Widths) -> tuple[float, float]:
     """Return the host's work for the forward and for the backward of a block, recomputation included."""
     compiled, policy = w.setting.compiled, w.setting.activations
-    if not compiled and w.setting.traits.name != "piledriver":
+    ours = w.setting.traits.name == "piledriver"
+    if not compiled and not ours:
         found = [_FUSED_EAGER]
     elif compiled:
         found = [_COMPILED]
@@ -38,8 +39,8 @@ def block_launches(w: Widths) -> tuple[float, float]:
         found = [_EAGER, *_parts(w)]
     forward, backward = (float(sum(one[index] for one in found)) for index in range(2))
     if policy == "full":
-        return forward, backward + (1.0 if compiled else _AGAIN) * forward
-    if policy == "selective" and not compiled and w.setting.traits.name == "piledriver":
+        return forward, backward + (_AGAIN if ours and not compiled else 1.0) * forward
+    if policy == "selective" and not compiled and ours:
         forward += _SELECTIVE
         return forward, backward + _SELECTIVE_AGAIN * forward
     return forward, backward
