@@ -235,6 +235,24 @@ def test_weights_come_back_and_a_model_that_is_gone_leaves_nothing(tmp_path: Pat
     assert sum(one() is not None for one in held) == 0
 
 
+@pytest.mark.parametrize(
+    ("bytes_each", "options"),
+    [(12, {}), (16, {"gradients": "disk"}), (18, {"gradients": "disk", "parameters": "disk", "precision": "bf16"})],
+)
+def test_files_are_reserved_whole_before_the_first_step(
+    tmp_path: Path, bytes_each: int, options: dict[str, Any]
+) -> None:
+    precision = options.pop("precision", "fp32")
+    run = make(on_disk(tmp_path, **options), precision=precision)
+    store = offloaded(run[0]).store
+    before = store.nbytes
+    train(run, range(2))
+    assert store.nbytes == before
+    matrices = [one.master_weight.part.numel() for one in run[1].param_groups[0]["params"] if one.dim() > 1]
+    # Each tensor ends within a page, and states begin at one.
+    assert before <= bytes_each * sum(matrices) + len(matrices) * (4 * 4096 * 4 + 4 * 4096)
+
+
 def test_a_full_disk_is_found_before_the_first_step(tmp_path: Path) -> None:
     import resource
 

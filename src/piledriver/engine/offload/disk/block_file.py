@@ -102,16 +102,17 @@ class DiskStore:
         return sum(file.nbytes for file in self.files)
 
     def reserve(self, nbytes: int) -> None:
-        """Preallocate a file, so that a full disk is found now and not in the middle of a step."""
-        if nbytes > sum(file.nbytes - file.used for file in self.files[-1:]):
-            self._add_file(nbytes)
+        """Preallocate what files lack of so many free bytes: a full disk is found now, not in the middle of a step."""
+        lacking = nbytes - sum(file.nbytes - file.used for file in self.files)
+        if lacking > 0:
+            self._add_file(lacking)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Return an uninitialised tensor in a file."""
         size = whole_pages(max(shape.numel() * dtype.itemsize, 1))
-        if not self.files or self.files[-1].used + size > self.files[-1].nbytes:
-            self._add_file(size)
-        file = self.files[-1]
+        file = next((one for one in self.files if one.used + size <= one.nbytes), None)
+        if file is None:
+            file = self._add_file(size)
         offset, file.used = file.used, file.used + size
         return file.tensor(offset, shape, dtype)
 
@@ -162,8 +163,9 @@ class DiskStore:
         for file in self.files:
             file.settle()
 
-    def _add_file(self, nbytes: int) -> None:
+    def _add_file(self, nbytes: int) -> BlockFile:
         self.files.append(BlockFile(self.folder, nbytes))
+        return self.files[-1]
 
 
 def _unlinked(folder: str, nbytes: int) -> int:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.offload.disk.block_file import Region
 from piledriver.engine.offload.disk.direct_io import Transfer
+from piledriver.engine.offload.disk.host_buffer import whole_pages
 from piledriver.engine.offload.disk.rate import warn_if_slow
 from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.offload.stepping.pipeline import Slot, SlotPipeline, Staged
@@ -85,12 +86,20 @@ class BlockStep:
         return [one.master_weight for one in held if hasattr(one, "master_weight")]
 
     def reserve(self) -> None:
-        """Preallocate the files of states that do not exist yet, so that a full disk is found before the first step."""
-        for store in dict.fromkeys(master.store for master in self.masters):
+        """Preallocate the files of states that do not exist yet, so that a full disk is found before the first step.
+
+        Gradients that do not exist yet need their room beside the states.
+        """
+        held = self.masters
+        for store in dict.fromkeys(store for one in held for store in (one.store, one.gradient_store)):
             if store is None:
                 continue
-            held = [master.part.numel() for master in self.masters if master.store is store]
-            store.reserve(sum(int(n * self.state_bytes) + 4 * _PIECE_ELEMENTS for n in held))
+            states = [one.part.numel() for one in held if one.store is store and one.tensor not in self.optimizer.state]
+            gradients = [one.part for one in held if one.gradient_store is store and one.gradient is None]
+            store.reserve(
+                sum(int(n * self.state_bytes) + 4 * _PIECE_ELEMENTS for n in states)
+                + sum(whole_pages(part.numel() * 4) for part in gradients)
+            )
 
     def blocks(self, masters: list[MasterWeight]) -> list[StepBlock]:
         """Return the blocks of some master weights; those from disk and those in memory alternate as masters do."""
