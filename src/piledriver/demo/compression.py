@@ -28,6 +28,8 @@ _SCHEME = "w4a16-g32"
 _CHARACTERS = 3000
 # The demo trains with Muon at 0.01; recovery takes few steps from there.
 _OPTIMIZER = OptimizerConfig(kind="muon", lr=0.005)
+# Few steps: a higher rate only does harm.
+_RECONSTRUCTION_LR = 5e-5
 # A teacher of a minute's training knows little: half of the loss is the text's own.
 _CROSS_ENTROPY = 0.5
 
@@ -87,7 +89,7 @@ def _recover(
     pruned: Transformer, model: Transformer, dense: str, tokens: str, out: str, minutes: float, data: dict[str, Any]
 ) -> Transformer:
     """Return the pruned model after block-wise reconstruction and a short distillation."""
-    fitted = reconstruct(pruned, model, epochs=2, batch_tokens=2048, **data)
+    fitted = reconstruct(pruned, model, epochs=2, lr=_RECONSTRUCTION_LR, batch_tokens=2048, **data)
     start, run = os.path.join(out, "compressed", "reconstructed"), os.path.join(out, "compressed", "run")
     save_folder(fitted, start)
     shutil.rmtree(run, ignore_errors=True)
