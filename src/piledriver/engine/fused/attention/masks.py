@@ -85,9 +85,11 @@ def mask_of(parts: MaskParts, given: dict[str, Any]) -> Mask | None:
 def block_mask_of(parts: MaskParts, given: dict[str, Any]) -> Mask:
     """Return the block mask of flex attention."""
     device = torch.device(given["device"])
-    if parts.documents is None:
-        return _static_mask(given["q_length"], device, parts.window)
-    return build_mask("block", given["q_length"], device, parts.documents, window=parts.window)
+    # A compiled function makes it on a GPU; autocast, on in a forward pass and off in the trial, would compile it twice.
+    with torch.autocast(device.type, enabled=False):
+        if parts.documents is None:
+            return _static_mask(given["q_length"], device, parts.window)
+        return build_mask("block", given["q_length"], device, parts.documents, window=parts.window)
 
 
 @functools.lru_cache(maxsize=16)
