@@ -85,7 +85,7 @@ def mask_of(parts: MaskParts, given: dict[str, Any]) -> Mask | None:
 def block_mask_of(parts: MaskParts, given: dict[str, Any]) -> Mask:
     """Return the block mask of flex attention."""
     device = torch.device(given["device"])
-    # A compiled function makes it on a GPU; autocast, on in a forward pass and off in the trial, would compile it twice.
+    # Compiled on a GPU: autocast, on in a forward pass and off in the trial, would compile it twice.
     with torch.autocast(device.type, enabled=False):
         if parts.documents is None:
             return _static_mask(given["q_length"], device, parts.window)
