@@ -7,6 +7,7 @@ left out there: its loss looks at numbers where they are on a CPU, and only ther
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,30 @@ def test_a_step_is_handed_over_without_reading_anything(
     assert spikes > 0
     assert sum(row["skipped"] for row in rows) == summary.skipped_batches == (spikes if action == "skip" else 0)
     assert rows[-1]["skipped_batches"] == summary.skipped_batches
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_the_time_between_two_steps_is_that_of_the_device_however_late_the_host_reads(device: str) -> None:
+    first = DeferredScalars(torch.ones(1, device=device))
+    if device == "cuda":
+        torch.cuda._sleep(10**8)
+    else:
+        time.sleep(0.03)
+    second = DeferredScalars(torch.ones(1, device=device))
+    if device == "cuda":
+        torch.cuda.synchronize()
+    first.read()
+    second.read()
+    assert second.seconds_since(first) >= 0.03

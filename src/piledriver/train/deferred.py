@@ -22,7 +22,7 @@ class DeferredScalars:
         if values.is_cuda:
             self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._host.copy_(values, non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self._copied.record()
         self.ready_at: float | None = None if values.is_cuda else time.monotonic()
         """`time.monotonic()` of the first `read`, or of construction on a CPU; None before."""
@@ -30,6 +30,12 @@ class DeferredScalars:
     def is_ready(self) -> bool:
         """Return whether `read` would not wait."""
         return self._copied is None or bool(self._copied.query())
+
+    def seconds_since(self, earlier: DeferredScalars) -> float:
+        """Return the time between two sets of values that were read: the device's, however late the host reads them."""
+        if self._copied is not None and earlier._copied is not None:
+            return float(earlier._copied.elapsed_time(self._copied)) / 1000
+        return (self.ready_at or 0.0) - (earlier.ready_at or 0.0)
 
     def read(self) -> list[float]:
         """Wait for the copy and return the values."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from piledriver.models.model_size import flops_per_token
 from piledriver.observe.memory.use import step_memory
+from piledriver.train.deferred import DeferredScalars
 from piledriver.train.reporting.display import Display
 from piledriver.train.reporting.metrics import MetricLog
 from piledriver.train.setup import RunComponents
@@ -53,7 +54,7 @@ class Reports:
         self.extra: Callable[[int, int], Mapping[str, Any]] = lambda step, memory_bytes: {}
         """More metrics of a step, by its number and its peak of memory in bytes."""
         self._due: _Due | None = None
-        self._ended = -math.inf
+        self._before_this: DeferredScalars | None = None
         self.last: Result | None = None
         """Values of the last reported step."""
         self.vote = StopSaveVote()
@@ -94,10 +95,12 @@ class Reports:
         self._shown.say(text)
 
     def _figures(self, due: _Due, result: Result) -> dict[str, Any]:
-        ended = due.taken.reading.ready_at or time.monotonic()
+        reading = due.taken.reading
         # The device starts a step when it is enqueued and the one before is done.
-        seconds = ended - max(due.begun, self._ended)
-        self._ended = ended
+        seconds = (reading.ready_at or time.monotonic()) - due.begun
+        if self._before_this is not None:
+            seconds = min(seconds, reading.seconds_since(self._before_this))
+        self._before_this = reading
         tokens = self._components.batching.tokens_per_step
         rate = tokens / max(seconds, 1e-9)
         mfu = {} if self._peak is None else {"mfu": self._per_token * rate / (self._peak * self._components.world.size)}
