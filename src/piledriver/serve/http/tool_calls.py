@@ -19,6 +19,8 @@ from piledriver.serve.text.stop_strings import overlap
 
 OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """Texts that begin a call: Hermes and Qwen, Mistral, Llama 3.1 (JSON and functions)."""
+_COMBINING = frozenset({"allOf", "anyOf", "oneOf", "$ref", "patternProperties"})
+"""Keywords that may declare properties elsewhere."""
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^>]+)>(.*?)(?:</function>|$)", re.DOTALL)
 
@@ -50,7 +52,7 @@ class ToolUse:
                 "type": "object",
                 "properties": {
                     "name": {"const": function["name"]},
-                    "arguments": function.get("parameters") or {"type": "object"},
+                    "arguments": _only_declared(function.get("parameters") or {"type": "object"}),
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
@@ -59,6 +61,16 @@ class ToolUse:
         ]
         only_one = not self.parallel or self.choice != "required"
         return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **({"maxItems": 1} if only_one else {})}
+
+
+def _only_declared(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a function's arguments without further ones, unless it says that it takes them.
+
+    JSON schema allows any further property by default; a function has the parameters that it declares.
+    """
+    if "properties" not in parameters or _COMBINING.intersection(parameters):
+        return parameters
+    return {"additionalProperties": False, **parameters}
 
 
 def tool_use(body: ChatBody) -> ToolUse:
