@@ -269,7 +269,8 @@ class GpuRows:
         say("shared 2k prefix, requests/s", **both, times=round(found[True] / found[False], 2))
 
     def start(self) -> None:
-        say("first token after start", seconds=round(start_seconds(self.folder), 1))
+        phases = start_seconds(self.folder)
+        say("first token after start", seconds=phases["first token"], phases=phases)
 
 
 def gpu_rows(wanted: list[str], with_peer: bool) -> None:
@@ -290,19 +291,39 @@ def gpu_rows(wanted: list[str], with_peer: bool) -> None:
             say(name, skipped=str(error))
 
 
-def start_seconds(folder: str) -> float:
-    """Return the seconds from starting Python to the first token, with empty compile caches."""
-    script = (
-        "import sys; from piledriver.models.interchange import load_folder; from piledriver.serve import Engine, "
-        "SamplingParams; e = Engine(load_folder(sys.argv[1], device='cuda'), max_context=4096); "
-        "e.generate([list(range(100))], SamplingParams(max_tokens=1, temperature=0))"
-    )
+START = """
+import sys, time
+def say(name): print(name, time.time(), flush=True)
+import torch
+say("import torch")
+from piledriver.models.interchange import load_folder
+from piledriver.serve import Engine, SamplingParams
+say("import piledriver")
+model = load_folder(sys.argv[1], device="cuda")
+say("weights")
+engine = Engine(model, max_context=4096)
+say("engine")
+engine.generate([list(range(100))], SamplingParams(max_tokens=1, temperature=0))
+say("first token")
+"""
+
+
+def start_seconds(folder: str) -> dict[str, float]:
+    """Return the seconds from starting Python to each phase, with empty compile caches; the last is the first token."""
     with tempfile.TemporaryDirectory() as caches:
         path = str(Path(__file__).resolve().parents[1] / "src")
         places = {"TRITON_CACHE_DIR": caches, "TORCHINDUCTOR_CACHE_DIR": caches, "PYTHONPATH": path}
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-c", script, folder], check=True, env={**os.environ, **places}, timeout=120)
-        return time.perf_counter() - begin
+        begin = time.time()
+        done = subprocess.run(
+            [sys.executable, "-c", START, folder],
+            check=True,
+            env={**os.environ, **places},
+            timeout=120,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    lines = [line.rsplit(" ", 1) for line in done.stdout.splitlines()]
+    return {name: round(float(when) - begin, 1) for name, when in lines}
 
 
 def cpu_rows(with_peer: bool, new: int) -> None:

@@ -62,20 +62,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         server = start_server(make_folder(Path(name) / "model"), ["--port", "0"], log=Path(name) / "log")
         process = psutil.Process(server.pid)
+
+        def resident() -> int:
+            return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+
         try:
             load = LoadConfig(requests=500, clients=16, prompt_tokens=20, answer_tokens=4)
             run_load(server.url, load)
-            memory = [process.memory_info().rss]
+            memory = [resident()]
             vanish(server.url, args.clients)
             left = blocks_in_use(server.url)
-            memory.append(process.memory_info().rss)
+            memory.append(resident())
             errors = 0
             for part in range(4):
                 many = LoadConfig(
                     requests=args.requests // 4, clients=16, prompt_tokens=20, answer_tokens=4, seed=part + 1
                 )
                 errors += len(run_load(server.url, many).errors)
-                memory.append(process.memory_info().rss)
+                memory.append(resident())
         finally:
             server.stop()
     figures = {
