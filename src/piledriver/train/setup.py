@@ -91,7 +91,7 @@ def build_components(config: TrainConfig) -> RunComponents:
     check_same_run(config, before)
     accelerator = Accelerator(layout=_with_compile_chosen(config.layout))
     config, chosen = choose_layout(config, shape, accelerator)
-    if chosen:
+    if chosen and accelerator.device.type == "cuda":
         accelerator.use_layout(_with_compile_chosen(config.layout))
     set_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=not config.deterministic)

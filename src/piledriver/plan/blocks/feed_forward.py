@@ -128,6 +128,8 @@ def kept_products_of_mlp(w: Widths) -> list[Kept]:
         found = [w.keep("experts up", expert * rows * w.inner), w.keep("experts down", expert * w.dim)]
         if w.shared:
             found.append(w.keep("shared expert up", rows * w.shared))
+        if w.shared and not w.setting.compiled:
+            found.append(w.keep("shared expert output", w.stream))
         return found
     found = [w.keep("MLP before its activation", rows * w.inner)]
     if not w.setting.compiled:

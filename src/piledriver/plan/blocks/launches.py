@@ -1,8 +1,8 @@
 """The host's work for one block, in launches of a kernel: eager blocks wait for it where the device is faster.
 
 An operator of an eager forward costs several launches with the Python around it, one of a backward about one. The
-numbers come from steps on so few tokens that the device is never waited for (`benchmarks/plan_host.py`), times 1.3:
-real blocks also wait where host and device take turns at being the slower one.
+numbers come from steps on so few tokens that the device is never waited for (`benchmarks/plan_host.py`), and from steps
+of real blocks, in which host and device take turns at being the slower one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _ROUTING, _COMPILED_ROUTING = (78, 46), (24, 36)
 _SHARED = (78, 65)
 _LATENT, _COMPILED_LATENT = (39, 33), (5, 10)
 # Selective checkpointing runs Python for each operator of the forward, and again when it is recomputed.
-_SELECTIVE, _SELECTIVE_AGAIN = 200, 1.4
+_SELECTIVE, _SELECTIVE_AGAIN = 175, 1.4
 # A forward that is recomputed also runs Python for each tensor that it keeps.
-_AGAIN = 1.2
+_AGAIN = 1.35
 
 
 def block_launches(w: Widths) -> tuple[float, float]:

@@ -31,6 +31,8 @@ from piledriver.plan.memory.states import stage_states
 _GIB = 2**30
 # cuBLAS workspaces, which torch allocates.
 _LIBRARY_BYTES = 0.075 * _GIB
+# Segments that Muon's temporaries take, relative to their bytes.
+_MUON_SEGMENTS = 1.3
 
 
 def step_timelines(
@@ -248,7 +250,8 @@ class _Rank:
         ends = bool(self.ends.elements)
         sizes = step_tensors(self.config, self.optimizer, self.layout, ends=ends, layers=self.layers)
         if NEWTON_SCHULZ in own:
-            return own[NEWTON_SCHULZ] if max(sizes, default=0.0) > max(self._freed) else 0.0
+            # Stacks, iterates and products of different sizes do not fit each other's segments either.
+            return _MUON_SEGMENTS * own[NEWTON_SCHULZ] if max(sizes, default=0.0) > 1.1 * max(self._freed) else 0.0
         activation, *holes = self._freed
         total = 0.0
         for size in sorted(sizes, reverse=True):
@@ -409,10 +412,10 @@ class _Rank:
     def _gradients_at_mlp(self) -> float:
         """Gradients of a block's own weights beside the one in its workspace: of the MLP's last product.
 
-        Where the rows of all experts and their gradients exist, none of their weights' does.
+        Where the rows of all experts are recomputed and their gradients exist, none of their weights' does.
         """
         if self.config.moe is not None:
-            return 0.0
+            return 0.0 if self.layout.activations == "full" else self.block.gradients / 3
         last = self.config.mlp_dim * self.config.dim / self.layout.tp
         return self.block.gradients * min(1.0, last / max(self.block.elements, 1.0))
 

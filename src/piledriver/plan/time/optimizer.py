@@ -76,8 +76,7 @@ def _offloaded_step(placed: Placed, total: StateBytes) -> float:
     moves = 2 * total.owned * size / host.link
     share = tiers.optimizer_share if tiers.optimizer == "disk" else 0.0
     files = 2 * share * total.disk / host.disk
-    measured = placed.cluster.device.measured.get("host_adam")
-    step = total.owned / (measured if isinstance(measured, float) else host.adam)
+    step = total.owned / host.adam
     return moves + (max(step, files) if tiers.buffers > 1 else step + files)
 
 

@@ -20,12 +20,14 @@ from piledriver.train.config import TrainConfig
 def choose_layout(config: TrainConfig, shape: ModelConfig, accelerator: Accelerator) -> tuple[TrainConfig, str]:
     """Return the config with the layout and the micro-batch that the planner chooses, and its reason.
 
-    Rank 0 decides. A config that names a layout is returned as it is, with an empty reason; so is one whose batch the
-    planner cannot divide, which is reported where the batch is cut.
+    Rank 0 decides; on a CPU replicas are taken. A config that names a layout is returned as it is, with an empty
+    reason; so is one whose batch the planner cannot divide, which is reported where the batch is cut.
     """
-    if config.layout != Layout(precision="auto") or accelerator.device.type != "cuda":
-        # On a CPU replicas are chosen always: rates of a shared machine say too little.
+    if config.layout != Layout(precision="auto"):
         return config, ""
+    if accelerator.device.type != "cuda":
+        rates = f"on a {accelerator.device.type} always so, as its rates are not steady enough to plan with"
+        return config, f"a replica on each of {accelerator.world.size} ranks ({rates})"
     found: tuple[TrainConfig, str] = config, ""
     if accelerator.world.is_main:
         try:
