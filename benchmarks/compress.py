@@ -58,11 +58,13 @@ from piledriver.train import DataConfig, TrainConfig, train
 
 SHAPES = {
     "124m": ModelConfig(vocab_size=50304, dim=768, layers=12, heads=12, mlp_dim=2048, max_positions=1024),
+    "2.8m": ModelConfig(vocab_size=2048, dim=192, layers=4, heads=6, mlp_dim=768, max_positions=256),
     "tiny": ModelConfig(vocab_size=50304, dim=128, layers=2, heads=4, mlp_dim=256, max_positions=64),
 }
 # Ways to remove 30% of the block parameters: the one that loses least on the calibration text is taken.
 SMALLER = {
     "124m": tuple(compress.SmallerShape(kv_heads=k, mlp_dim=m) for k, m in ((12, 1120), (10, 1280), (9, 1344))),
+    "2.8m": (compress.SmallerShape(kv_heads=6, mlp_dim=448),),
     "tiny": tuple(compress.SmallerShape(kv_heads=k, mlp_dim=m) for k, m in ((3, 168), (4, 120))),
 }
 
@@ -173,6 +175,7 @@ class Bench:
             out=os.path.join(self.work, out),
             # From scratch, much decay for few tokens in several epochs: what is left of the initial noise is small.
             optimizer=OptimizerConfig(
+                kind=self.options.optimizer,
                 lr=lr,
                 weight_decay=self.options.decay if isinstance(model, ModelConfig) else 0.1,
                 embedding_weight_decay=0.1,
@@ -592,6 +595,7 @@ def main() -> None:
     parser.add_argument("--work", help="folder that processes share; default: a temporary one")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--train-tokens", type=int, default=40_000_000)
+    parser.add_argument("--optimizer", default="adamw", help="of the training from scratch")
     parser.add_argument("--step-tokens", type=int, default=16384)
     parser.add_argument("--recover-step-tokens", type=int, default=8192)
     parser.add_argument("--lr", type=float, default=1.2e-3)

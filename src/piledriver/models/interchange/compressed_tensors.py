@@ -29,7 +29,9 @@ def write_layer(
         stacked = torch.unflatten(rows, 0, (layer.count, -1)) if isinstance(layer, StackedCodes) else rows
         return OPERATIONS[operation].write(stacked, config)
 
-    codes = split(weight_codes(layer.quantised).cpu())
+    # Small integers from here on: codes in fp32 take eight times the memory of what is written.
+    small = {"int4": torch.uint8, "int8": torch.int16}.get(layer.kind, torch.float32)
+    codes = split(weight_codes(layer.quantised).to(small).cpu())
     scales = split(layer.scales.to(device="cpu", dtype=dtype))
     zeros = [None] * len(codes) if layer.zeros is None else split(layer.zeros.cpu())
     if any(code.dim() != 2 or len(code) != len(scale) for code, scale in zip(codes, scales, strict=True)):

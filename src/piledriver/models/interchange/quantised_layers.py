@@ -179,12 +179,11 @@ def unpack_words(packed: Tensor, bits: int, count: int, dim: int) -> Tensor:
 def pack_words(numbers: Tensor, bits: int, dim: int) -> Tensor:
     """Return int32 words with unsigned numbers along a dimension: the inverse of `unpack_words`."""
     per = 32 // bits
-    moved = numbers.movedim(dim, -1).to(torch.int64)
-    moved = torch.nn.functional.pad(moved, (0, -moved.shape[-1] % per))
-    shifts = torch.arange(0, 32, bits)
-    words = (torch.unflatten(moved, -1, (-1, per)) << shifts).sum(dim=-1)
-    words = torch.where(words >= 2**31, words - 2**32, words)
-    return words.to(torch.int32).movedim(-1, dim).contiguous()
+    moved = torch.nn.functional.pad(numbers.movedim(dim, -1), (0, -numbers.shape[dim] % per))
+    words = moved[..., ::per].to(torch.int32)
+    for place in range(1, per):  # the highest bits of a word may set its sign
+        words |= moved[..., place::per].to(torch.int32) << (bits * place)
+    return words.movedim(-1, dim).contiguous()
 
 
 def _packed(get: Get, has: Callable[[str], bool]) -> Codes | Tensor:
