@@ -107,7 +107,6 @@ def test_where_one_block_fits_none_is_fetched_ahead(folder):
     tight = open_tiered(folder, length=16, max_memory={"cpu": taken + ends + int(2.5 * max(sizes))})
     assert (roomy.plan.depth, roomy.stream.stream.depth) == (1, 1)
     assert (tight.plan.depth, tight.stream.stream.depth) == (0, 0)
-    assert tight.plan.seconds > roomy.plan.seconds
     with torch.no_grad():
         for _ in range(4):
             assert torch.equal(tight.model(TOKENS), roomy.model(TOKENS))
