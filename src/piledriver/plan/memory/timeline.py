@@ -18,21 +18,15 @@ from piledriver.plan.blocks.operators import BlockCost
 from piledriver.plan.blocks.parameters import Stage, block_kinds, shard_ranks, stages_by_rank, stages_of_layout
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
-from piledriver.plan.memory.optimizer_workspace import (
-    NEWTON_SCHULZ,
-    ROUNDING,
-    optimizer_workspace,
-    step_tensors,
-)
+from piledriver.plan.memory.optimizer_workspace import optimizer_workspace, step_tensors
 from piledriver.plan.memory.phases import Owner, Phase, Timeline, make_phase
+from piledriver.plan.memory.segments import stranded_bytes
 from piledriver.plan.memory.state_bytes import StateBytes, weight_size_of
 from piledriver.plan.memory.states import stage_states
 
 _GIB = 2**30
 # cuBLAS workspaces, which torch allocates.
 _LIBRARY_BYTES = 0.075 * _GIB
-# Segments that Muon's temporaries take, relative to their bytes.
-_MUON_SEGMENTS = 1.3
 
 
 def step_timelines(
@@ -210,57 +204,19 @@ class _Rank:
         )
 
     def _stranded(self, phases: list[Phase], peak: Phase) -> float:
-        """Bytes freed in segments that are too small for what the peak allocates.
-
-        Whole logits are larger than anything that the forward freed; a bucket of stochastic rounding is larger than
-        any activation, so that it comes on top of their segments; those of the loss are as large. Other temporaries of
-        an optimizer step may be larger than any tensor of the forward and the loss.
-        """
+        """Bytes that the allocator holds beside the peak."""
         if peak.name == "loss" and not self.traits.chunked_loss:
+            # Whole logits are larger than anything that the forward freed.
             return self.loss.stranded + self.cost.forward_workspace
-        large = self._large_in_step(phases[-1])
-        beside = self._large_table()
-        if self.layout.activation_offload:
-            # Copies are slower than compute: freed memory waits for them, and what comes back takes memory of its own.
-            beside += 1.5 * max(0, self.layers - 2) * self.cost_kept
-        if large:
-            return beside + max(0.0, max(phase.bytes for phase in phases[:-1]) + large - peak.bytes)
-        rounding = sum(owner.bytes for owner in phases[-1].owners if owner.name == ROUNDING)
-        if not rounding:
-            return beside
-        training = max(phase.bytes - phase.by_category()["loss"] for phase in phases[:-1])
-        return max(0.0, training + rounding - peak.bytes)
-
-    @functools.cached_property
-    def _freed(self) -> list[float]:
-        """Bytes of the largest tensor of a block, and of the tensors that the loss frees."""
-        found = [max((one.bytes for one in self.cost.kept), default=0.0)]
-        return [*found, *(one.bytes for one in self.loss.forward_peak)] if self.last else found
-
-    def _large_table(self) -> float:
-        """Bytes of a tied embedding's gradient, if it is larger than any tensor that was freed before it."""
-        if not (self.config.tied and self.first and self.last) or self.traits.copying_loss:
-            return 0.0
-        table = max((one.bytes for one in self.embedding.backward_peak), default=0.0)
-        return table if table > max(self._freed) else 0.0
-
-    def _large_in_step(self, step: Phase) -> float:
-        """Bytes of an optimizer step's temporaries whose tensors are larger than those that were freed before it."""
-        own = {owner.name: owner.bytes for owner in step.owners}
+        freed = [max((one.bytes for one in self.cost.kept), default=0.0)]
+        freed += [one.bytes for one in self.loss.forward_peak] if self.last else []
+        table = 0.0
+        if self.config.tied and self.first and self.last and not self.traits.copying_loss:
+            table = max((one.bytes for one in self.embedding.backward_peak), default=0.0)
+        waiting = max(0, self.layers - 2) * self.cost_kept if self.layout.activation_offload else 0.0
         ends = bool(self.ends.elements)
         sizes = step_tensors(self.config, self.optimizer, self.layout, ends=ends, layers=self.layers)
-        if NEWTON_SCHULZ in own:
-            # Stacks, iterates and products of different sizes do not fit each other's segments either.
-            return _MUON_SEGMENTS * own[NEWTON_SCHULZ] if max(sizes, default=0.0) > 1.1 * max(self._freed) else 0.0
-        activation, *holes = self._freed
-        total = 0.0
-        for size in sorted(sizes, reverse=True):
-            hole = next((hole for hole in holes if hole >= size), None)
-            if hole is not None:
-                holes.remove(hole)
-            elif size > activation:
-                total += size
-        return total
+        return stranded_bytes(phases, peak, freed=freed, table=table, in_step=sizes, waiting=waiting)
 
     def _fixed(self, *, gradients: float = 0.0) -> list[Owner]:
         return [*self._at_rest, Owner("gradients", "gradients", gradients)] if gradients else [*self._at_rest]
