@@ -607,7 +607,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument(
         "--recover",
-        default="adamw:6e-4:0.5:0",
+        default="muon:5e-4:0.5:0",
         help="optimizer, rate, share of the cross-entropy and weight of hidden states of recovery; several with commas",
     )
     parser.add_argument("--shapes", type=int, default=3, help="smaller shapes to try")
