@@ -139,12 +139,13 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
                 add("mixed", 64, 64, 128, 4, 3, parts)
     else:
         for together in (8, 32):
-            for tile in ((64, 256, 64, 4, 3), (64, 128, 128, 4, 3), (128, 128, 128, 8, 3), (128, 128, 64, 4, 3),
-                         (64, 256, 128, 4, 2), (128, 256, 64, 8, 3)):  # fmt: skip
+            for tile in ((64, 256, 64, 4, 3), (64, 256, 128, 4, 2), (64, 128, 64, 4, 3), (64, 128, 128, 4, 2),
+                         (64, 128, 128, 4, 3), (128, 128, 64, 4, 3), (128, 128, 128, 8, 3),
+                         (128, 256, 64, 8, 3)):  # fmt: skip
                 add("mixed", *tile, 1, together=together)
             if not int4:
                 for tile in ((128, 64, 128, 4, 3), (128, 64, 64, 4, 6), (64, 128, 128, 4, 2), (64, 128, 64, 4, 5),
-                             (128, 128, 128, 8, 4)):  # fmt: skip
+                             (128, 128, 128, 8, 4), (128, 64, 128, 4, 2), (128, 64, 64, 4, 4)):  # fmt: skip
                     add("tiles", *tile, 1, together=together)
         if tokens == 256:
             add("mixed", 64, 256, 64, 4, 3, 2)
@@ -255,9 +256,19 @@ def rows_of(kinds: list[str], *, most: int, sweep: bool, limit: float, choose: P
                     best[str(tokens)] = seconds, json.loads(label)
     print(json.dumps({"row": "linear", "unit": "us", **microseconds}), flush=True)
     if choose is not None:
-        table = {kind: {width: {count: tile for count, (_, tile) in best.items()} for width, best in widths.items()}
-                 for kind, widths in fastest.items()}  # fmt: skip
-        choose.write_text(json.dumps(table, indent=1) + "\n")
+        choose.write_text(table_text(fastest))
+
+
+def table_text(fastest: dict[str, dict[str, dict[str, tuple[float, dict[str, Any]]]]]) -> str:
+    """Return the fastest candidates as JSON, a line for each number of tokens."""
+    kinds = []
+    for kind, widths in fastest.items():
+        texts = []
+        for width, best in widths.items():
+            lines = ",\n".join(f'   "{count}": {json.dumps(tile)}' for count, (_, tile) in best.items())
+            texts.append(f'  "{width}": {{\n{lines}\n  }}')
+        kinds.append(f' "{kind}": {{\n' + ",\n".join(texts) + "\n }")
+    return "{\n" + ",\n".join(kinds) + "\n}\n"
 
 
 def main() -> None:

@@ -196,5 +196,6 @@ def mixed(
 
 
 def fits_mixed(x: Tensor) -> bool:
-    """Return whether the kernel takes this input: bf16 on a GPU that copies tiles by descriptors, from Hopper on."""
-    return x.dtype == torch.bfloat16 and starts_early(x.device) and x.shape[1] % 16 == 0
+    """Return whether the kernel takes this input: bf16, in aligned rows, on a GPU with tensor descriptors (Hopper)."""
+    aligned = x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    return x.dtype == torch.bfloat16 and aligned and x.shape[1] % 16 == 0 and starts_early(x.device)
