@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -214,3 +215,18 @@ def test_every_step_launches_the_next_before_the_last_is_read(model: Transformer
         found |= {event.request_id: event.completions[0].token_ids for event in engine.step() if event.finished}
     assert list(found.values()) == expected
     assert steps <= 42  # one a token, and one to read the last
+
+
+def test_a_preparation_that_fails_is_given_up(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, done = Engine(model), threading.Event()
+
+    def fails() -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(engine.runner, "preparations", lambda: iter([fails, fails]))
+    engine.start(prepare=True, on_prepared=done.set)
+    assert done.wait(30)
+    [output] = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))
+    engine.stop()
+    assert engine.failure is None
+    assert len(output.completions[0].token_ids) == 2

@@ -7,6 +7,7 @@ the caller's, or the one that `start` makes.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
-
-import torch
 
 from piledriver.core.errors import UsageError
 from piledriver.data.tokenizer.tokenizer import Tokenizer
@@ -36,6 +35,7 @@ from piledriver.serve.request import (
 from piledriver.serve.scheduling.scheduler import Step
 from piledriver.serve.step_loop import StepLoop
 
+_log = logging.getLogger("piledriver.serve")
 OnOutput = Callable[[RequestOutput], None]
 
 
@@ -256,10 +256,12 @@ class Engine:
 
     def _prepare(self, on_prepared: Callable[[], None] | None) -> Iterator[bool]:
         """Prepare one batch size at each turn."""
-        with suppress(torch.OutOfMemoryError):  # sizes that are left are prepared when they are used
+        try:
             for part in self.runner.preparations():
                 self.runner.prepare(part)
                 yield True
+        except Exception as error:  # no memory, say: what is left is prepared when it is used
+            _log.warning("not all batch sizes were prepared: %s: %s", type(error).__name__, error)
         if on_prepared is not None:
             on_prepared()
 
