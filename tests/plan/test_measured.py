@@ -32,7 +32,7 @@ def rows() -> list[dict[str, Any]]:
 
 def test_allocated_peaks_are_met_and_never_missed_from_below(rows: list[dict[str, Any]]) -> None:
     errors = [row["predicted"].worst.allocated / GIB / row["allocated"] - 1 for row in rows]
-    assert len(errors) >= 83
+    assert len(errors) >= 99
     assert statistics.median(map(abs, errors)) < 0.02
     # The compiler's memory budget is met from above: what it keeps depends on its choice of operators.
     assert max(miss for miss, row in zip(errors, rows, strict=True) if "activation_budget" not in row["layout"]) < 0.06
@@ -63,11 +63,13 @@ def test_steps_and_their_order(rows: list[dict[str, Any]]) -> None:
     tuned = [row["calibrated"].time.total / row["seconds"] - 1 for row in rows]
     assert statistics.median(map(abs, plain)) < 0.20
     assert statistics.median(map(abs, tuned)) < 0.06
-    # The host's AdamW was 1.6 times as fast in one window as in others, and one row that waits for the host with
-    # everything recomputed took a fifth longer than predicted: three of all rows miss 15%.
-    assert sorted(abs(miss) for miss in tuned)[-4] < 0.15
+    # Eight rows miss 15%: two with offload, as the host's AdamW was 1.6 times as fast in that window as in others, and
+    # six eager ones that wait for the host.
+    assert sorted(abs(miss) for miss in tuned)[-9] < 0.15
+    hard = [row["layout"]["compile"] is False for row in rows]
+    assert max(abs(miss) for miss, is_hard in zip(tuned, hard, strict=True) if not is_hard) < 0.15
     chosen = rows[0]["choices"](rows, [row["calibrated"].time.total for row in rows])
-    assert len(chosen) >= 6
+    assert len(chosen) >= 9
     assert min(chosen) > 0.98
     tau = rows[0]["kendall"]
     assert tau([row["calibrated"].time.total for row in rows], [row["seconds"] for row in rows]) > 0.92
