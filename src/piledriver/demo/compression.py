@@ -37,7 +37,7 @@ _CROSS_ENTROPY = 0.5
 def run_compression_demo(
     out: str,
     *,
-    minutes: float = 1.0,
+    minutes: float = 0.75,
     workers: int = 1,
     samples: int = 32,
     documents: int = 24,

@@ -12,7 +12,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("--out", default="demo", metavar="DIR", help="folder of `piledriver demo` (default: demo)")
     parser.add_argument(
-        "--minutes", type=float, default=1.0, metavar="M", help="minutes of training, if there is no model yet"
+        "--minutes", type=float, default=0.75, metavar="M", help="minutes of training, if there is no model yet"
     )
 
 
