@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from piledriver.core.errors import UsageError
-from piledriver.kernels.column_loop import ColumnStep, fastest_kernel
+from piledriver.kernels.column_loop import ColumnStep
+from piledriver.kernels.registry import fastest_kernel
 
 WIDTH = 128
 """Columns that are corrected at once before the rest of the weight is."""

@@ -5,6 +5,5 @@ rows in registers and runs the whole loop in one kernel (`triton`); `reference` 
 """
 
 from piledriver.kernels.column_loop.reference import ColumnStep
-from piledriver.kernels.registry import fastest_kernel
 
-__all__ = ["ColumnStep", "fastest_kernel"]
+__all__ = ["ColumnStep"]
