@@ -230,3 +230,19 @@ def test_a_preparation_that_fails_is_given_up(model: Transformer, monkeypatch: p
     engine.stop()
     assert engine.failure is None
     assert len(output.completions[0].token_ids) == 2
+
+
+def test_an_engine_that_stopped_refuses_instead_of_waiting(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Transformer(model.config))
+
+    def fails(_: object) -> None:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(engine._steps, "swap_weights", fails)
+    engine.start()
+    for _ in range(2):  # while it fails, and afterwards
+        with pytest.raises(ServeError, match="has stopped: device lost"):
+            engine.update_weights()
+    with pytest.raises(ServeError, match="has stopped: device lost"):
+        engine.generate([PROMPTS[0]])
+    engine.stop()

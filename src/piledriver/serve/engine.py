@@ -98,8 +98,6 @@ class Engine:
         `on_output` gets the events of this request, in the thread that steps; it must not block. With `only_final`
         there is one event, at the end. With a `sink` there are none: it gets tokens and ends, in the same thread.
         """
-        if self.failure is not None:
-            raise ServeError(f"the engine has stopped: {self.failure}", fix="start a new one") from self.failure
         params = params or SamplingParams()
         ids = tuple(self.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
         identity = request_id or f"request-{next(self._ids)}"
@@ -118,12 +116,17 @@ class Engine:
             has_tokenizer=self.tokenizer is not None,
         )
         with self._wake:
+            self._check_alive()
             if identity in self._taken:
                 raise RequestError(f"request id {identity!r} is in use", fix="choose another", parameter="request_id")
             self._taken.add(identity)
             self._inbox.append(lambda: self._steps.begin(AnswerGroup(request, [], on_output, only_final, sink)))
             self._wake.notify()
         return identity
+
+    def _check_alive(self) -> None:
+        if self.failure is not None:
+            raise ServeError(f"the engine has stopped: {self.failure}", fix="start a new one") from self.failure
 
     def abort(self, request_id: str) -> None:
         """Cancel a request; its blocks are free before the next step. Unknown and finished ids are ignored."""
@@ -248,7 +251,8 @@ class Engine:
                 elif self._preparations is not None and next(self._preparations, None) is None:
                     self._preparations = None
         except BaseException as error:
-            self.failure = error
+            with self._wake:  # a request that comes later is refused
+                self.failure = error
             self._take_orders()
             self._steps.fail(error)
             if self._on_done is not None:
@@ -296,6 +300,7 @@ class Engine:
             raise ServeError("the new model has another config than the served one", fix="make another engine for it")
         done = threading.Event()
         with self._wake:
+            self._check_alive()
             self._inbox.append(lambda: self._steps.swap_weights(model))
             self._inbox.append(done.set)
             self._wake.notify()
@@ -303,6 +308,7 @@ class Engine:
             self._take_orders()
         else:
             done.wait()
+            self._check_alive()
 
 
 def end_tokens(model: Transformer, tokenizer: Tokenizer | None) -> frozenset[int]:
