@@ -32,7 +32,7 @@ def rows() -> list[dict[str, Any]]:
 
 def test_allocated_peaks_are_met_and_never_missed_from_below(rows: list[dict[str, Any]]) -> None:
     errors = [row["predicted"].worst.allocated / GIB / row["allocated"] - 1 for row in rows]
-    assert len(errors) >= 99
+    assert len(errors) >= 98
     assert statistics.median(map(abs, errors)) < 0.02
     # The compiler's memory budget is met from above: what it keeps depends on its choice of operators.
     assert max(miss for miss, row in zip(errors, rows, strict=True) if "activation_budget" not in row["layout"]) < 0.06

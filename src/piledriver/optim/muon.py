@@ -89,19 +89,32 @@ class Muon(Optimizer):
 
     def _muon(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         for together in _batches(parameters):
-            momenta = torch.stack([self._momentum(parameter, group, skip) for parameter in together])
-            dtype = self._dtype or (torch.bfloat16 if momenta.is_cuda else torch.float32)
-            turned = orthogonalise(momenta, steps=group["newton_schulz_steps"], dtype=dtype)
-            rows, columns = together[0].shape[-2:]
-            is_original = group["adjust"] == "original"
-            adjustment = math.sqrt(max(1.0, rows / columns)) if is_original else 0.2 * math.sqrt(max(rows, columns))
-            for parameter, update in zip(together, turned, strict=True):
-                weight = local(parameter)
-                moved = weight if skip is None else weight.clone()
-                moved.mul_(1.0 - group["lr"] * group["weight_decay"])
-                moved.add_(_share(update, parameter), alpha=-group["lr"] * adjustment)
-                if skip is not None:
-                    masked_copy_(weight, moved, skip)
+            # A function of its own, so that nothing of one batch is alive while the next is stacked.
+            self._muon_together(together, group, skip)
+
+    def _muon_together(self, together: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        """Step on matrices of one shape."""
+        momenta = self._stacked_momenta(together, group, skip)
+        turned = orthogonalise(momenta, steps=group["newton_schulz_steps"], dtype=momenta.dtype)
+        rows, columns = together[0].shape[-2:]
+        is_original = group["adjust"] == "original"
+        adjustment = math.sqrt(max(1.0, rows / columns)) if is_original else 0.2 * math.sqrt(max(rows, columns))
+        for parameter, update in zip(together, turned, strict=True):
+            weight = local(parameter)
+            moved = weight if skip is None else weight.clone()
+            moved.mul_(1.0 - group["lr"] * group["weight_decay"])
+            moved.add_(_share(update, parameter), alpha=-group["lr"] * adjustment)
+            if skip is not None:
+                masked_copy_(weight, moved, skip)
+
+    def _stacked_momenta(self, together: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> Tensor:
+        """Return the momenta of full matrices as one tensor, in the dtype of the iteration."""
+        momenta = [self._momentum(parameter, group, skip) for parameter in together]
+        first = momenta[0]
+        dtype = self._dtype or (torch.bfloat16 if first.is_cuda else torch.float32)
+        stacked = torch.empty(len(momenta), *first.shape, dtype=dtype, device=first.device)
+        torch._foreach_copy_(stacked.unbind(), momenta)
+        return stacked
 
     def _momentum(self, parameter: Tensor, group: dict[str, Any], skip: Tensor | None) -> Tensor:
         """Return the (Nesterov) momentum of the full matrix."""

@@ -65,23 +65,19 @@ def _largest_owned(config: ModelConfig, layout: Layout, *, ends: bool, layers: i
 def newton_schulz_bytes(config: ModelConfig, layout: Layout, layers: int) -> float:
     """Return the bytes of Muon's largest moment.
 
-    Matrices of one shape are stacked in batches, whole on every rank. While a batch is stacked, its momenta exist twice
-    beside those of the batch before and its result in 16 bits. While it is iterated on, the momenta exist with an
-    iterate, the next one and two products.
+    Matrices of one shape are stacked in batches, whole on every rank. While a batch is stacked, its momenta exist in
+    their own dtype and in 16 bits. While it is iterated on, the stack exists with an iterate, the next one and two
+    products, or with one iterate and three products. Nothing of a batch is left when the next begins.
     """
     size = weight_size_of(layout)
     by_shape: dict[tuple[int, ...], int] = {}
     for one in parts_of(config).block:
         if len(one.shape) > 1:
             by_shape[one.shape] = by_shape.get(one.shape, 0) + layers
-    largest = before = 0.0
+    largest = 0.0
     for shape, count in by_shape.items():
-        short = min(shape[-2:])
-        for first in range(0, count, MATRICES_TOGETHER):
-            many = min(MATRICES_TOGETHER, count - first)
-            elements = float(many * math.prod(shape))
-            products = 2 * 2 * short * short * many * math.prod(shape[:-2])
-            stacking = 2 * size * elements + (size + 2) * before
-            largest = max(largest, stacking, (size + 2 + 2) * elements + products + 2 * before)
-            before = elements
+        elements = float(min(MATRICES_TOGETHER, count) * math.prod(shape))
+        product = 2.0 * elements * min(shape[-2:]) / max(shape[-2:])
+        stacking = (size + 2) * elements
+        largest = max(largest, stacking, 6 * elements + 2 * product, 4 * elements + 3 * product)
     return largest
