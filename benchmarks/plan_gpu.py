@@ -185,6 +185,11 @@ def _last(holds: Callable[[int], bool]) -> int:
     return low
 
 
+def starts_slowly(row: dict[str, Any]) -> bool:
+    """Return whether the first step of a row takes seconds: pinned memory is made, or an update is compiled."""
+    return "offload" in row["layout"] or row["optimizer"] in ("adamw8bit", "adamw_bf16")
+
+
 class Room:
     """Memory of the device that rows in several processes share."""
 
@@ -266,14 +271,14 @@ class Session:
         rates = self.team[0].ask({"calibrate": args.calibrate_seconds}, 45.0)
         self.say({"rates": rates})
         known = rates if "matmul" in rates and not args.tiny else None
-        jobs = [(row, "blind", {"steps": 12}) for row in rows]
+        jobs = [(row, "blind", {"steps": 2 if "offload" in row["layout"] else 12}) for row in rows]
         census: list[dict[str, Any]] = []
         if args.grid == "fresh":
             jobs += [(row | more, "choice", {"steps": 8}) for row in first_choices(known, tiny=args.tiny)]
             census = [row | more for row in edges(known, tiny=args.tiny)]
         for row, _, _ in jobs:
             self.say({**row, "said, calibrated": said(row, known)})
-        until = _CENSUS_SECONDS if census else 0.0
+        until = _CENSUS_SECONDS if census else args.host_seconds
         eager = [job for job in jobs if not job[0]["layout"].get("compile")]
         compiled = iter([job for job in jobs if job[0]["layout"].get("compile")])
         taking = threading.Lock()
@@ -295,9 +300,13 @@ class Session:
         def take_eager(worker: Worker) -> None:
             # One after the other: they wait for the host, and what compiles is stopped meanwhile.
             for job in eager:
-                measure_one(worker, *job)
+                if not starts_slowly(job[0]):
+                    measure_one(worker, *job)
             if args.host_seconds:
                 self.say({"host": worker.ask({"host": args.host_seconds}, args.host_seconds + 8.0)})
+            for job in eager:
+                if starts_slowly(job[0]):
+                    measure_one(worker, *job)
             for number, job in enumerate(eager[: args.profiles] if args.out else []):
                 path = str(args.out.with_suffix(f".{number}.txt"))
                 measure_one(worker, job[0], "profile", {"steps": 1, "profile": path})

@@ -72,7 +72,9 @@ def measure(
     tiny: bool = False,
     alone: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Run steps of one layout as the training loop does; return peaks, phases and the median step.
+    """Run steps of one layout as the training loop does; return peaks, phases, the median step and its parts.
+
+    `launch` is what the host took for a launch just before: rows that wait for it differ with it.
 
     `profile` is a file for the kernels of one step; those of its optimizer go to one beside it. `alone` is called once
     what compiles is compiled: it returns when nothing else runs on the machine.
@@ -84,6 +86,7 @@ def measure(
     from piledriver.kernels.cross_entropy import default_chunk_tokens
     from piledriver.models import Transformer
     from piledriver.optim import OptimizerConfig, build_optimizer
+    from piledriver.plan.hardware.calibrate_host import launch_seconds
 
     meter = Meter()
     config, length = config_of_row(shape, tiny=tiny)
@@ -103,23 +106,27 @@ def measure(
     phases: dict[str, float] = {}
     blocks = list(model.blocks.values())
 
-    def step(noting: bool = False, update: bool = True) -> None:
+    def step(noting: bool = False, update: bool = True, lap: Callable[[str], None] = lambda _: None) -> None:
         for _ in range(accumulation):
             with accelerator.accumulate(model):
                 if noting:
                     phases["before the forward"] = meter.now()
                 sums = model(tokens[:, :-1], targets=tokens[:, 1:])
+                lap("forward")
                 if noting:
                     phases["after the forward"], phases["peak of the forward"] = meter.now(), meter.peaks()[0]
                     meter.reset()
                 accelerator.backward(sums.total / sums.tokens)
+                lap("backward")
                 if noting:
                     phases["after the backward"], phases["peak of the backward"] = meter.now(), meter.peaks()[0]
                     meter.reset()
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                lap("clip")
                 if update:
                     made.step()
                     made.zero_grad(set_to_none=True)
+                    lap("update")
 
     begun = time.perf_counter()
     step()
@@ -128,6 +135,7 @@ def measure(
     step()
     meter.wait()
     compile_seconds = time.perf_counter() - begun
+    launch = launch_seconds(accelerator.device, repeats=8)
     meter.reset()
     step(noting=True)
     meter.wait()
@@ -141,6 +149,7 @@ def measure(
         meter.wait()
         times.append(time.perf_counter() - begun)
     allocated, reserved = meter.peaks()
+    laps = [parts_of(step, meter) for _ in range(2)]
     if profile:
         save_profile(step, profile, meter)
         step(update=False)
@@ -152,9 +161,28 @@ def measure(
         "fastest": min(times),
         "compile_seconds": round(compile_seconds, 1),
         "phases": phases,
+        "parts": {name: round(min(one[name] for one in laps), 6) for name in laps[0]},
+        "launch": launch,
         "blocks": len(blocks),
         "loss_chunk": default_chunk_tokens(config.vocab_size, accelerator.device.type, config.dim),
     }
+
+
+def parts_of(step: Callable[..., None], meter: Meter) -> dict[str, float]:
+    """Return the seconds of the parts of one step, each waited for: more than the step, where they overlap."""
+    found: dict[str, float] = {}
+    meter.wait()
+    last = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal last
+        meter.wait()
+        now = time.perf_counter()
+        found[name] = found.get(name, 0.0) + now - last
+        last = now
+
+    step(lap=lap)
+    return found
 
 
 def save_profile(run: Any, path: str, meter: Meter) -> None:

@@ -1,4 +1,4 @@
-"""Measure this machine's rates in under a minute: matrix products, attention, copies, collectives, host link, disk."""
+"""Measure this machine's rates in under a minute: matrix products, attention, copies, collectives, the host, disk."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from piledriver.models import Transformer
-from piledriver.models.config import ModelConfig
+from piledriver.plan.hardware.calibrate_host import launch_seconds, offloaded_step_rate, wait
 from piledriver.plan.hardware.calibration_file import save_calibration
 
 # Rows, columns, depth: square products, and those of blocks (wide, narrow, deep) at two sizes.
@@ -37,8 +36,6 @@ _SHAPES = (
     (2048, 2048, 2048),
     (1024, 4096, 1024),
 )
-# Blocks of two models whose difference is the host's time of small eager blocks, and the launches of one of them.
-_DEPTHS, _SMALL_BLOCK = (2, 8), 303.0
 _CPU_SHAPES = ((512, 512, 512), (2048, 256, 128), (2048, 704, 256), (256, 128, 2048), (256, 4096, 128))
 
 
@@ -62,6 +59,7 @@ def calibrate(*, seconds: float = 50.0, save: bool = True) -> tuple[Path | None,
     }
     if device.type == "cuda":
         rates["host_link"] = host_link_rate(device)
+        rates["offloaded_step"] = offloaded_step_rate(device)
     rates["disk_write"], rates["disk_read"] = disk_rates()
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         rates["collectives"] = collective_rates(device)
@@ -72,13 +70,13 @@ def calibrate(*, seconds: float = 50.0, save: bool = True) -> tuple[Path | None,
 def timed(run: Callable[[], Any], device: torch.device, *, at_least: float = 0.03, most: int = 50) -> float:
     """Return the median seconds of a call, after a warm-up."""
     run()
-    _wait(device)
+    wait(device)
     taken: list[float] = []
     end = time.perf_counter() + at_least
     while len(taken) < 3 or (time.perf_counter() < end and len(taken) < most):
         begun = time.perf_counter()
         run()
-        _wait(device)
+        wait(device)
         taken.append(time.perf_counter() - begun)
     return sorted(taken)[len(taken) // 2]
 
@@ -157,31 +155,6 @@ def copy_rate(device: torch.device) -> float:
     return 3 * source.nbytes / seconds
 
 
-def launch_seconds(device: torch.device) -> float:
-    """Return the host's seconds for one launch, as an eager block makes them: its seconds over their number.
-
-    A loop of one small kernel would leave out the Python between operators, which machines differ in.
-    """
-    seconds = [_eager_seconds(device, layers) for layers in _DEPTHS]
-    return max(1e-6, (seconds[1] - seconds[0]) / (_DEPTHS[1] - _DEPTHS[0]) / _SMALL_BLOCK)
-
-
-def _eager_seconds(device: torch.device, layers: int) -> float:
-    """Return the fastest seconds of a forward and a backward on so few tokens that the host is slower."""
-    config = ModelConfig(vocab_size=512, dim=128, layers=layers, heads=2, mlp_dim=256, max_positions=16)
-    model = Transformer(config, seed=0).to(device)
-    model.compute_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    tokens = torch.zeros(1, 16, dtype=torch.int64, device=device)
-    taken = []
-    for _ in range(30):
-        _wait(device)
-        begun = time.perf_counter()
-        model(tokens, targets=tokens).total.backward()
-        _wait(device)
-        taken.append(time.perf_counter() - begun)
-    return min(taken)
-
-
 def host_link_rate(device: torch.device) -> float:
     """Return bytes per second from pinned host memory to the device."""
     host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
@@ -219,8 +192,3 @@ def collective_rates(device: torch.device) -> dict[str, list[list[float]]]:
         found["all-reduce"].append([tensor.nbytes, timed(reduce, device, most=5)])
         found["all-gather"].append([out.nbytes, timed(gather, device, most=5)])
     return found
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

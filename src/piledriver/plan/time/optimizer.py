@@ -11,7 +11,7 @@ from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of
 from piledriver.plan.memory.state_bytes import StateBytes
 from piledriver.plan.memory.states import stage_states
 from piledriver.plan.time.placed import Placed
-from piledriver.plan.time.rates import Rates
+from piledriver.plan.time.rates import Rates, measured_rate
 from piledriver.plan.time.stage import StageSeconds
 
 # Traffic of stochastic rounding outside an optimizer's kernel, for each parameter: its noise is hashed in 64 bits.
@@ -69,14 +69,19 @@ def _step(placed: Placed, stage: Stage) -> tuple[float, float, float, float]:
 
 
 def _offloaded_step(placed: Placed, total: StateBytes) -> float:
-    """Seconds of transfers and of the step on the host; reads and writes of files overlap with it."""
+    """Seconds of transfers and of the step on the host; reads and writes of files overlap with it.
+
+    A measured rate is that of both.
+    """
     host, layout = placed.cluster.host, placed.layout
     tiers = layout.tiers
     size = 2 if placed.setting.half_matrices else 4
-    moves = 2 * total.owned * size / host.link
+    moves = 2 * total.owned * size / _link(placed)
     share = tiers.optimizer_share if tiers.optimizer == "disk" else 0.0
     files = 2 * share * total.disk / host.disk
     step = total.owned / host.adam
+    if (both := measured_rate(placed.cluster.slowest, "offloaded_step")) is not None:
+        moves, step = 0.0, total.owned / both
     return moves + (max(step, files) if tiers.buffers > 1 else step + files)
 
 
@@ -87,7 +92,12 @@ def _streamed(placed: Placed, total: StateBytes) -> float:
         return 0.0
     size = 2 if placed.setting.half_matrices else 4
     moved = 2 * size * (total.owned if layout.zero == 3 else total.elements)
-    return moved / (host.link if layout.tiers.parameters == "host" else host.disk)
+    return moved / (_link(placed) if layout.tiers.parameters == "host" else host.disk)
+
+
+def _link(placed: Placed) -> float:
+    """Return bytes per second between host and device, each way."""
+    return measured_rate(placed.cluster.slowest, "host_link") or placed.cluster.host.link
 
 
 def kernel_seconds(

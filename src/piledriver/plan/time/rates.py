@@ -63,7 +63,7 @@ class Rates:
 
     def move(self, size: float) -> float:
         """Return the seconds of a kernel that moves this many bytes."""
-        rate = _measured(self.device, "memory")
+        rate = measured_rate(self.device, "memory")
         if rate is None:
             rate = self.device.bandwidth * self.device.efficiency["memory"]
         return size / (rate * self.efficiency.memory)
@@ -93,7 +93,7 @@ class Rates:
         return peak * share * occupancy(shape, groups, self.device.tile)
 
     def _attention(self, operator: Operator) -> float:
-        rate = _measured(self.device, "attention")
+        rate = measured_rate(self.device, "attention")
         if rate is None:
             peak = self.device.peak("bf16" if self.precision in ("fp8", "auto") else self.precision)
             if self.precision == "fp32":
@@ -125,7 +125,8 @@ def occupancy(shape: tuple[int, int, int], groups: int, units: int) -> float:
     return full * edge * k / (k + _DEPTH)
 
 
-def _measured(device: Device, name: str) -> float | None:
+def measured_rate(device: Device, name: str) -> float | None:
+    """Return a rate that `calibrate` measured, None without it."""
     rate = device.measured.get(name)
     return float(rate) if isinstance(rate, int | float) else None
 
