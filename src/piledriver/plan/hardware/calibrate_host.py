@@ -53,12 +53,12 @@ def offloaded_step_rate(device: torch.device, *, steps: int = 4) -> float:
     That is: gradients are sent to the host and converted, their norm is taken, they are clipped, AdamW steps on the
     masters, new weights are sent back. AdamW alone is a fraction of it.
     """
-    config = _OFFLOADED if device.type == "cuda" else _OFFLOADED_SMALL
-    precision = "bf16" if device.type == "cuda" else "fp32"
-    mesh = make_mesh(Layout(offload="optimizer", precision=precision, compile=False), device.type)
+    gpu = device.type == "cuda"
+    layout = Layout(offload="optimizer", precision="bf16" if gpu else "fp32", compile=False)
+    mesh = make_mesh(layout, device.type)
     with torch.device("meta"):
-        model = Transformer(config)
-    model = apply(model, mesh, device=device)
+        made = Transformer(_OFFLOADED if gpu else _OFFLOADED_SMALL)
+    model = apply(made, mesh, device=device)
     optimizer = build_optimizer(model, OptimizerConfig(kind="adamw", lr=1e-5))
     apply_optimizer(optimizer, mesh, ParameterMap())
     tokens = torch.zeros(1, 16, dtype=torch.int64, device=device)
