@@ -46,6 +46,11 @@ def silence(model: Transformer, groups: dict[int, list[int]], neurons: dict[int,
         down[:, gone] = 0.0
 
 
+def assert_same_function(small: Transformer, model: Transformer) -> None:
+    """Compare logits in double precision: a matrix library may add up fewer terms in another order."""
+    torch.testing.assert_close(small.double()(TOKENS), model.double()(TOKENS), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -56,7 +61,7 @@ def silence(model: Transformer, groups: dict[int, list[int]], neurons: dict[int,
     ],
     ids=["gqa", "plain", "norms", "latent"],
 )
-def test_what_is_exactly_zero_is_removed_and_logits_are_bitwise_equal(changes: dict[str, Any]) -> None:
+def test_what_is_exactly_zero_is_removed_and_logits_stay_equal(changes: dict[str, Any]) -> None:
     model = make(**changes)
     groups = {layer: [0, 1, 3] if layer % 2 else [1, 2, 3] for layer in range(4)}
     luck = torch.Generator().manual_seed(3)
@@ -75,10 +80,10 @@ def test_what_is_exactly_zero_is_removed_and_logits_are_bitwise_equal(changes: d
     small = cut(model, kept)
     assert (small.config.layers, small.config.kv_heads, small.config.mlp_dim) == (3, 3, 56)
     assert sum(p.numel() for p in small.parameters()) == parameter_count(small.config) < parameter_count(model.config)
-    assert torch.equal(model(TOKENS), small(TOKENS))
+    assert_same_function(small, model)
 
 
-def test_importance_finds_what_is_zero_and_leaves_the_rest_bitwise() -> None:
+def test_importance_finds_what_is_zero_and_leaves_the_rest() -> None:
     model = make()
     groups = {layer: [0, 2, 3] for layer in range(4)}
     neurons = {layer: list(range(64)) for layer in range(4)}
@@ -90,7 +95,7 @@ def test_importance_finds_what_is_zero_and_leaves_the_rest_bitwise() -> None:
     model.blocks["3"].attention.out.weight.zero_()
     model.blocks["3"].mlp.down.weight.zero_()
     small = compress.prune(model, SmallerShape(layers=3, kv_heads=3, mlp_dim=64), data=TOKENS)
-    assert torch.equal(model(TOKENS), small(TOKENS))
+    assert_same_function(small, model)
     assert small.compression[-1]["kept_layers"] == [0, 1, 2]
 
 

@@ -246,9 +246,10 @@ def check_request(request: Request, *, vocab_size: int, max_context: int, has_to
             raise RequestError(f"{name} has token {wrong}", fix=f"use ids from 0 to {vocab_size - 1}", parameter=name)
     asked = params.max_tokens or 1
     if length + asked > max_context:
+        room = max_context - length
         raise RequestError(
             f"the prompt has {length} tokens and {asked} more are asked for; the context holds {max_context}",
-            fix=f"shorten the prompt, or ask for at most {max(max_context - length, 0)} tokens",
+            fix="shorten the prompt" + (f", or ask for at most {room} tokens" if room > 0 else ""),
             parameter="prompt",
             code="context_length_exceeded",
         )

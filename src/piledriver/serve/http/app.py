@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from piledriver.core.errors import PiledriverError, UsageError, nearest
 from piledriver.serve.http.chat import ChatTask, encode_chat
 from piledriver.serve.http.completions import CompletionTask
-from piledriver.serve.http.errors import body_of, client_gone, error_body, status_of
+from piledriver.serve.http.errors import body_of, client_gone, error_body, malformed_body, status_of
 from piledriver.serve.http.event_stream import DisconnectWatch, EventStreamResponse
 from piledriver.serve.http.guards import Guards
 from piledriver.serve.http.schema import ChatBody, CompletionBody, DetokenizeBody, SamplingBody, TokenizeBody
@@ -49,9 +49,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return JSONResponse(error_body(f"{place or 'body'}: {first['msg']}", parameter=place or None), 400)
+        return JSONResponse(malformed_body(error.errors()), 400)
 
     @app.exception_handler(HTTPException)
     async def missing(_: Request, error: HTTPException) -> JSONResponse:

@@ -34,6 +34,12 @@ class CompletionTask:
         params = sampling_params(body, max_tokens=1 if self.score_only else asked, logprobs=logprobs)
         if body.echo and logprobs is not None and params.prompt_logprobs is None:
             params = replace(params, prompt_logprobs=logprobs)
+        if len(self.prompts) * params.draws > MAX_PROMPTS:
+            raise RequestError(
+                f"{len(self.prompts)} prompts with {params.draws} answers each are too many",
+                fix=f"ask for at most {MAX_PROMPTS} answers in one request",
+                parameter="n",
+            )
         if body.echo and body.stream:
             raise RequestError("echo cannot be streamed", fix="leave out echo or stream", parameter="echo")
         self.params, self.grammar = params, grammar_of(body, served.grammars)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from piledriver.core.errors import PiledriverError
@@ -43,3 +44,22 @@ def body_of(error: PiledriverError) -> dict[str, Any]:
     if isinstance(error, RequestError):
         return error_body(str(error), parameter=error.parameter, code=error.code)
     return error_body(str(error), kind="server_error", code="engine_stopped")
+
+
+_FIXES = {"json_invalid": "send valid JSON", "missing": "add it", "extra_forbidden": "leave it out"}
+
+
+def malformed_body(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the body of the answer to a request whose fields have wrong types, as pydantic reports them.
+
+    >>> wrong = {"loc": ("stop", 0, "str"), "type": "string_type", "msg": "Input should be a valid string"}
+    >>> malformed_body([wrong])["error"]["message"]
+    'stop: Input should be a valid string. Fix: send it as the API describes'
+    """
+    fields = [next((str(part) for part in error["loc"] if part != "body"), None) for error in errors]
+    kind, field = errors[0]["type"], fields[0]
+    # A field that takes several types has an error for each of them.
+    said = dict.fromkeys(error["msg"] for error, place in zip(errors, fields, strict=True) if place == field)
+    field = None if kind == "json_invalid" else field
+    fix = _FIXES.get(kind, "send it as the API describes")
+    return error_body(f"{field or 'body'}: {'; or: '.join(said)}. Fix: {fix}", parameter=field)

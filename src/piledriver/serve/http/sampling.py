@@ -11,14 +11,21 @@ from piledriver.serve.request import RequestError, SamplingParams
 from piledriver.serve.structured.grammar import Grammar, GrammarCompiler
 
 MAX_TOP_LOGPROBS = 100
+MAX_ANSWERS = 128
 
 
 def sampling_params(body: SamplingBody, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     """Return the sampling parameters of a body; fields that were not sent have OpenAI's defaults."""
     prompt_logprobs = body.prompt_logprobs if isinstance(body, CompletionBody) else None
-    for name, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
-        if count is not None and count > MAX_TOP_LOGPROBS:
-            raise RequestError(f"{name} is {count}", fix=f"ask for at most {MAX_TOP_LOGPROBS}", parameter=name)
+    best_of = body.best_of if isinstance(body, CompletionBody) else None
+    for name, count, most in (
+        ("logprobs", logprobs, MAX_TOP_LOGPROBS),
+        ("prompt_logprobs", prompt_logprobs, MAX_TOP_LOGPROBS),
+        ("n", body.n, MAX_ANSWERS),
+        ("best_of", best_of, MAX_ANSWERS),
+    ):
+        if count is not None and count > most:
+            raise RequestError(f"{name} is {count}", fix=f"ask for at most {most}", parameter=name)
     given: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -31,7 +38,7 @@ def sampling_params(body: SamplingBody, *, max_tokens: int | None, logprobs: int
         "repetition_penalty": body.repetition_penalty,
         "stop": body.stop,
         "stop_token_ids": body.stop_token_ids,
-        "best_of": body.best_of if isinstance(body, CompletionBody) else None,
+        "best_of": best_of,
         "logit_bias": None if body.logit_bias is None else _bias(body.logit_bias),
         "logprobs_mode": body.logprobs_mode,
     }

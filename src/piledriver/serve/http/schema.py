@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class _Body(BaseModel):
@@ -40,9 +42,9 @@ class SamplingBody(_Body):
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
+    n: Integer | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: float | None = None
@@ -50,18 +52,18 @@ class SamplingBody(_Body):
     logit_bias: dict[str, float] | None = None
     user: str | None = None
     # vLLM's spelling
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Integer | None = None
     ignore_eos: bool = False
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
-    truncate_prompt_tokens: int | None = Field(default=None, ge=1)
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=1)] | None = None
     cache_salt: str | None = None
-    priority: int = 0
+    priority: Integer = 0
     structured_outputs: StructuredOutputs | None = None
     logprobs_mode: Literal["raw", "processed"] | None = None
 
@@ -71,11 +73,11 @@ class CompletionBody(SamplingBody):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     add_special_tokens: bool = True
-    max_tokens: int | None = None
-    best_of: int | None = None
+    max_tokens: Integer | None = None
+    best_of: Integer | None = None
     echo: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logprobs: Integer | None = None
+    prompt_logprobs: Integer | None = None
     suffix: str | None = None
 
 
@@ -92,10 +94,10 @@ class ChatBody(SamplingBody):
     """Body of `/v1/chat/completions`."""
 
     messages: list[dict[str, Any]]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

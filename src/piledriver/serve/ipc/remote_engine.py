@@ -96,9 +96,9 @@ class RemoteEngine:
         facts = self.facts
         check_request(request, vocab_size=facts.vocab_size, max_context=facts.max_context, has_tokenizer=True)
         self.attach()
-        opened = self._requests[number] = RemoteRequest(number, request, self.tokenizer, wake)
         source = None if grammar is None else grammar.source
         self._send(Submit(number, list(request.prompt), params, priority, cache_salt, source))
+        opened = self._requests[number] = RemoteRequest(number, request, self.tokenizer, wake)
         return opened
 
     def abort(self, request: RemoteRequest) -> None:
