@@ -13,6 +13,7 @@ from piledriver.kernels.decode.cpu import CpuDecode
 from piledriver.kernels.decode.reference import ReferenceDecode
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.few_rows import few_rows_linear
+from piledriver.kernels.linear.fused import Fused
 from piledriver.kernels.linear.onednn import OneDnnLinear, forget_packed
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.tuned import tuned_kernel
@@ -25,6 +26,7 @@ from piledriver.kernels.decode.reference import ReferenceDecode
 from piledriver.kernels.decode.triton import TritonDecode
 from piledriver.kernels.linear import dequantise_weight, quantise_weight
 from piledriver.kernels.linear.dequantise import dequantise_integers
+from piledriver.kernels.linear.fused import Fused
 from piledriver.kernels.linear.gemv import gemv
 from piledriver.kernels.linear.integers.gemv import integer_gemv
 from piledriver.kernels.linear.integers.rows import integer_rows
@@ -40,49 +42,49 @@ for rows, outputs, columns in ((1, 128, 1024), (1, 96, 384), (5, 96, 256), (20, 
         given = weight if kind == "plain" else quantise_weight(weight, kind)
         if kind in ("int8", "int4"):
             assert torch.equal(dequantise_integers(given, torch.float32), dequantise_weight(given, torch.float32))
-        for options in (
-            {"gate_block": 16, "bias": torch.randn(outputs)},
-            {"residual": torch.randn(rows, outputs)},
-            {"norm": norm, "eps": 1e-5},
-            {"norm": norm, "eps": 1e-5, "gate_block": 16},
+        for fused in (
+            Fused(gate_block=16, bias=torch.randn(outputs)),
+            Fused(residual=torch.randn(rows, outputs)),
+            Fused(norm, 1e-5),
+            Fused(norm, 1e-5, gate_block=16),
         ):
-            expected = ReferenceLinear()(x, given, **options)
+            expected = ReferenceLinear()(x, given, fused)
             near = {"rtol": 1e-4, "atol": 1e-3} if kind in ("plain", "fp8") else {"rtol": 2e-3, "atol": 0.1}
-            torch.testing.assert_close(TritonLinear()(x, given, **options), expected, **near)
+            torch.testing.assert_close(TritonLinear()(x, given, fused), expected, **near)
             if rows > 1:
                 continue
             if kind in ("plain", "fp8"):
-                torch.testing.assert_close(gemv(x, given, **options), expected, rtol=1e-4, atol=1e-2)
+                torch.testing.assert_close(gemv(x, given, fused), expected, rtol=1e-4, atol=1e-2)
                 continue
-            short = {key: value.bfloat16() if torch.is_tensor(value) else value for key, value in options.items()}
-            wide = {key: value.float() if torch.is_tensor(value) else value for key, value in short.items()}
-            expected = ReferenceLinear()(half.float(), given, **wide)
+            short = Fused(*(value.bfloat16() if torch.is_tensor(value) else value for value in fused))
+            wide = Fused(*(value.float() if torch.is_tensor(value) else value for value in short))
+            expected = ReferenceLinear()(half.float(), given, wide)
             for config in (None, {"rows": 4, "warps": 4, "programs": 3}):
-                found = integer_gemv(half, given, **short, config=config).float()
+                found = integer_gemv(half, given, short, config=config).float()
                 torch.testing.assert_close(found, expected, rtol=1e-2, atol=5e-2)
 for kind in ("int8", "int4"):
     x, weight = torch.randn(6, 512), torch.randn(40, 512)
-    given, options = quantise_weight(weight, kind), {"norm": torch.randn(512), "eps": 1e-5, "bias": torch.randn(40)}
-    near, gate = {"rtol": 2e-3, "atol": 0.1}, {**options, "gate_block": 4}
-    expected = ReferenceLinear()(x, given, **options)
-    found = integer_rows(x, given, **options)
+    given, fused = quantise_weight(weight, kind), Fused(torch.randn(512), 1e-5, torch.randn(40))
+    near, gate = {"rtol": 2e-3, "atol": 0.1}, fused._replace(gate_block=4)
+    expected = ReferenceLinear()(x, given, fused)
+    found = integer_rows(x, given, fused)
     torch.testing.assert_close(found, expected, **near)
-    torch.testing.assert_close(integer_rows(x, given, **gate), ReferenceLinear()(x, given, **gate), **near)
-    assert torch.equal(integer_rows(x[4:], given, **options), found[4:])
+    torch.testing.assert_close(integer_rows(x, given, gate), ReferenceLinear()(x, given, gate), **near)
+    assert torch.equal(integer_rows(x[4:], given, fused), found[4:])
     for bk, parts in ((64, 1), (128, 3)):
         tile = {"bn": 16, "bm": 16, "bk": bk, "parts": parts, "together": 2, "warps": 4, "stages": 2}
         x = torch.randn(40, 512)
-        more = {**options, "residual": torch.randn(40, 40)}
-        torch.testing.assert_close(mixed(x, given, **more, config=tile), ReferenceLinear()(x, given, **more),
+        more = fused._replace(residual=torch.randn(40, 40))
+        torch.testing.assert_close(mixed(x, given, more, config=tile), ReferenceLinear()(x, given, more),
                                    rtol=1e-4, atol=1e-3)
 for outputs, columns in ((96, 384), (32, 4608)):
     x, weight, norm = torch.randn(1, columns), torch.randn(outputs, columns), torch.randn(columns)
-    for options in (
-        {"gate_block": 16, "bias": torch.randn(outputs), "norm": norm, "eps": 1e-5},
-        {"residual": torch.randn(1, outputs), "bias": torch.randn(outputs)},
+    for fused in (
+        Fused(norm, 1e-5, torch.randn(outputs), gate_block=16),
+        Fused(bias=torch.randn(outputs), residual=torch.randn(1, outputs)),
     ):
-        expected = ReferenceLinear()(x, weight, **options)
-        torch.testing.assert_close(invariant_row_linear(x, weight, **options), expected, rtol=1e-3, atol=1e-2)
+        expected = ReferenceLinear()(x, weight, fused)
+        torch.testing.assert_close(invariant_row_linear(x, weight, fused), expected, rtol=1e-3, atol=1e-2)
 for dim, rotary, norms in ((16, 16, False), (16, 8, True), (24, 24, True), (16, 0, False)):
     projected, table = torch.randn(5, 2 * 5 * dim), torch.randn(50, rotary) if rotary else None
     pages = [torch.zeros(4, 2, 8, dim) for _ in range(4)]
@@ -180,9 +182,9 @@ def test_products_of_onednn_are_the_formula_and_see_changes_of_the_weight(rows: 
     residual, norm = torch.randn(rows, 64), torch.randn(48)
     plain, packed = ReferenceLinear(), OneDnnLinear()
     for _ in range(2):
-        for options in ({"bias": bias, "residual": residual}, {"norm": norm, "eps": 1e-5, "gate_block": 16}):
-            expected = plain(x, weight, **options)  # type: ignore[arg-type]
-            torch.testing.assert_close(packed(x, weight, **options), expected, rtol=1e-4, atol=1e-4)  # type: ignore[arg-type]
+        for fused in (Fused(bias=bias, residual=residual), Fused(norm, 1e-5, gate_block=16)):
+            expected = plain(x, weight, fused)
+            torch.testing.assert_close(packed(x, weight, fused), expected, rtol=1e-4, atol=1e-4)
         weight.mul_(-2.0)
     weight.data.mul_(3.0)  # which leaves no trace
     forget_packed([weight])

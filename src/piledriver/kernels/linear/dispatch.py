@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.linear.dequantise import dequantise_integers
+from piledriver.kernels.linear.fused import Fused
 from piledriver.kernels.linear.gemv import fits_gemv, gemv
 from piledriver.kernels.linear.integers.gemv import fits_integer_gemv, integer_gemv
 from piledriver.kernels.linear.integers.rows import fits_integer_rows, integer_rows, most_rows
@@ -43,54 +42,55 @@ def linear(
     With `gate_block`, rows of the weight alternate in blocks of that size: gate, up, gate, up. `invariant` promises
     that a row's bits do not depend on the number of rows.
     """
-    kernel: Any = fastest_kernel("linear", x.device)
     if x.is_cuda and isinstance(weight, QuantisedWeight) and not _has_gpu_kernel(weight):
         weight = dequantise_weight(weight, x.dtype)
-    options: dict[str, Any] = {"bias": bias, "residual": residual, "gate_block": gate_block, "norm": norm, "eps": eps}
+    fused = Fused(norm, eps, bias, gate_block, residual)
     if x.is_cuda and HAS_TRITON and invariant and isinstance(weight, Tensor) and fits_invariant_row(x, weight):
-        return invariant_row_linear(x, weight, **options)
+        return invariant_row_linear(x, weight, fused)
     if x.is_cuda and HAS_TRITON and not invariant:
         if isinstance(weight, QuantisedWeight) and weight.kind != "fp8":
-            return _integers(x, weight, **options)
+            return _integers(x, weight, fused)
         if fits_gemv(x, weight):
-            return gemv(x, weight, **options)
+            return gemv(x, weight, fused)
         if len(x) > _MOST_ROWS:
-            rows = x if norm is None else rms_norm(x, norm, eps)
             plain = dequantise_weight(weight, x.dtype) if isinstance(weight, QuantisedWeight) else weight
-            return _finish(F.linear, rows, plain, bias, residual, gate_block)
-    out: Tensor = kernel(x, weight, **options, invariant=invariant)
+            return _dense(x, plain, fused)
+    out: Tensor = fastest_kernel("linear", x.device)(x, weight, fused, invariant=invariant)
     return out
 
 
-def _integers(
-    x: Tensor,
-    weight: QuantisedWeight,
-    *,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    gate_block: int,
-    norm: Tensor | None,
-    eps: float,
-) -> Tensor:
+def _integers(x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
     """Return the linear layer with an int8 or int4 weight, by the kernel that is fastest for this number of rows."""
-    options: dict[str, Any] = {"bias": bias, "residual": residual, "norm": norm, "eps": eps}
-    if fits_integer_gemv(x, weight, norm):
-        return integer_gemv(x, weight, **options, gate_block=gate_block)
-    if gate_block and len(x) <= _MOST_ROWS:
+    if fits_integer_gemv(x, weight, fused.norm):
+        return integer_gemv(x, weight, fused)
+    if fused.gate_block and len(x) <= _MOST_ROWS:
         few = len(x) <= most_rows(weight, gate=True) and fits_integer_rows(x, weight)
-        kernel: Any = integer_rows if few else integer_tiles
-        return cast(Tensor, kernel(x, weight, **options, gate_block=gate_block))
+        return integer_rows(x, weight, fused) if few else integer_tiles(x, weight, fused)
     chosen = tuned_kernel(weight, len(x))
     if chosen["kernel"] == "rows" and fits_integer_rows(x, weight):
-        return integer_rows(x, weight, **options)
+        return integer_rows(x, weight, fused)
     if chosen["kernel"] == "dequantised" or (chosen["kernel"] == "mixed" and not fits_mixed(x)):
-        rows = x if norm is None else rms_norm(x, norm, eps)
-        return _finish(F.linear, rows, dequantise_integers(weight, x.dtype), bias, residual, gate_block)
+        return _dense(x, dequantise_integers(weight, x.dtype), fused)
     tile = None if chosen["kernel"] == "rows" else chosen
     product: Any = mixed if chosen["kernel"] == "mixed" else integer_tiles
-    if not gate_block:
-        return cast(Tensor, product(x, weight, **options, config=tile))
-    return _finish(functools.partial(product, norm=norm, eps=eps, config=tile), x, weight, bias, residual, gate_block)
+    if not fused.gate_block:
+        return cast(Tensor, product(x, weight, fused, config=tile))
+    return _finish(product(x, weight, fused._replace(gate_block=0, residual=None), config=tile), fused)
+
+
+def _dense(x: Tensor, weight: Tensor, fused: Fused) -> Tensor:
+    """Return the linear layer with a plain weight, by torch's product."""
+    rows = fused.normalised(x)
+    if not fused.gate_block and fused.residual is not None and fused.bias is None:
+        return torch.addmm(fused.residual, rows, weight.t())
+    return _finish(F.linear(rows, weight, fused.bias), fused)
+
+
+def _finish(out: Tensor, fused: Fused) -> Tensor:
+    """Return silu(gate) * up of a product with its bias, if there is a gate, plus the residual."""
+    if fused.gate_block:
+        out = fastest_kernel("gated_mlp", out.device).forward(out, fused.gate_block)
+    return out if fused.residual is None else out + fused.residual
 
 
 def _has_gpu_kernel(weight: QuantisedWeight) -> bool:
@@ -98,15 +98,3 @@ def _has_gpu_kernel(weight: QuantisedWeight) -> bool:
     if weight.kind != "int4":
         return weight.scales.shape[1] == 1
     return weight.zeros is None and weight.group == GROUP
-
-
-def _finish(
-    product: Any, x: Tensor, weight: Any, bias: Tensor | None, residual: Tensor | None, gate_block: int
-) -> Tensor:
-    """Return silu(gate) * up of a product if `gate_block`, plus the residual."""
-    if not gate_block and residual is not None and bias is None and product is F.linear:
-        return torch.addmm(residual, x, weight.t())
-    out: Tensor = product(x, weight, bias=bias)
-    if gate_block:
-        out = fastest_kernel("gated_mlp", x.device).forward(out, gate_block)
-    return out if residual is None else out + residual

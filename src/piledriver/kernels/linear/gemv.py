@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.weights import QuantisedWeight
 
 try:
@@ -100,15 +101,12 @@ if triton is not None:
 def gemv(
     x: Tensor,
     weight: Tensor | QuantisedWeight,
+    fused: Fused = PRODUCT_ONLY,
     *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    gate_block: int = 0,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
     config: dict[str, int] | None = None,
 ) -> Tensor:
-    """Return the linear layer of [1, columns] with a 16-bit or fp8 weight, after an RMS norm if `norm` is given."""
+    """Return the linear layer of [1, columns] with a 16-bit or fp8 weight."""
+    norm, eps, bias, gate_block, residual = fused
     columns = x.shape[1]
     scaled = isinstance(weight, QuantisedWeight)
     data, scales = (weight.data, weight.scales) if isinstance(weight, QuantisedWeight) else (weight, weight)

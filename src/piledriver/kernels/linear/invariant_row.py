@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.early_launch import launch_options, prefetched, starts_early
+from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.triton import part_columns, tile_shape
 from piledriver.kernels.linear.workspace import workspace
 
@@ -101,15 +101,12 @@ if triton is not None:
 def invariant_row_linear(
     x: Tensor,
     weight: Tensor,
+    fused: Fused = PRODUCT_ONLY,
     *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    gate_block: int = 0,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
     config: dict[str, int] | None = None,
 ) -> Tensor:
-    """Return the linear layer of [1, columns] with a 16-bit weight, after an RMS norm if `norm` is given."""
+    """Return the linear layer of [1, columns] with a 16-bit weight."""
+    _, _, bias, gate_block, residual = fused
     columns = x.shape[1]
     outputs = weight.shape[0] // 2 if gate_block else weight.shape[0]
     tiled = tile_shape(1, outputs, columns, gate=bool(gate_block))
@@ -117,7 +114,7 @@ def invariant_row_linear(
     parts = triton.cdiv(columns, part)
     chosen = config or row_shape(outputs, parts, gate=bool(gate_block))
     tiles = triton.cdiv(outputs, chosen["bn"])
-    row = x if norm is None else rms_norm(x, norm, eps)
+    row = fused.normalised(x)
     partial, counters = workspace(x.device, tiles * parts * chosen["bn"] * 32 if parts > 1 else 1, tiles)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     early, soon = starts_early(x.device), prefetched(chosen["prefetch"], columns - (parts - 1) * part, _LINE)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
 
@@ -161,14 +161,12 @@ if triton is not None:
 def mixed(
     x: Tensor,
     weight: QuantisedWeight,
+    fused: Fused = PRODUCT_ONLY,
     *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
     config: dict[str, int] | None = None,
 ) -> Tensor:
-    """Return the linear layer of [rows, columns] with an int8 or int4 weight, after an RMS norm if `norm` is given."""
+    """Return the linear layer of [rows, columns] with an int8 or int4 weight, without a gate."""
+    _, _, bias, _, residual = fused
     tokens, columns = x.shape
     data, scales, int4 = weight.data, weight.scales, weight.kind == "int4"
     outputs = data.shape[0]
@@ -178,7 +176,7 @@ def mixed(
     part = triton.cdiv(triton.cdiv(columns, chosen.get("parts", 1)), unit) * unit
     parts = triton.cdiv(columns, part)
     tiles, across = triton.cdiv(outputs, bn), triton.cdiv(tokens, bm)
-    rows = x if norm is None else rms_norm(x, norm, eps)
+    rows = fused.normalised(x)
     partial, counters = workspace(x.device, tiles * across * parts * bn * bm if parts > 1 else 1, tiles * across)
     out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
     early = starts_early(x.device)

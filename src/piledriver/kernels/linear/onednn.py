@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.linear.few_rows import uses_openblas
+from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.weights import QuantisedWeight
 
@@ -40,18 +40,14 @@ class OneDnnLinear(ReferenceLinear):
         self,
         x: Tensor,
         weight: Tensor | QuantisedWeight,
+        fused: Fused = PRODUCT_ONLY,
         *,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        gate_block: int = 0,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
         invariant: bool = False,
     ) -> Tensor:
         if invariant or isinstance(weight, QuantisedWeight) or not _packable(x, weight):
-            options: dict[str, Any] = {"residual": residual, "gate_block": gate_block, "norm": norm, "eps": eps}
-            return super().__call__(x, weight, bias=bias, invariant=invariant, **options)
-        x = x if norm is None else rms_norm(x, norm, eps)
+            return super().__call__(x, weight, fused, invariant=invariant)
+        _, _, bias, gate_block, residual = fused
+        x = fused.normalised(x)
         if len(x) == 1:
             out = F.linear(x, weight, bias)
         else:

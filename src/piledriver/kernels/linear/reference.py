@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.kernels.decode import rms_norm
+from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.weights import QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import Kernel
 
@@ -21,15 +21,12 @@ class ReferenceLinear(Kernel):
         self,
         x: Tensor,
         weight: Tensor | QuantisedWeight,
+        fused: Fused = PRODUCT_ONLY,
         *,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        gate_block: int = 0,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
         invariant: bool = False,
     ) -> Tensor:
-        x = x if norm is None else rms_norm(x, norm, eps)
+        _, _, bias, gate_block, residual = fused
+        x = fused.normalised(x)
         plain = dequantise_weight(weight, x.dtype) if isinstance(weight, QuantisedWeight) else weight.to(x.dtype)
         bias = None if bias is None else bias.to(x.dtype)
         out = _in_tiles(x, plain, bias) if invariant else F.linear(x, plain, bias)

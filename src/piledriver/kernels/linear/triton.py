@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.kernels.decode import rms_norm
+from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.weights import QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
@@ -133,25 +133,21 @@ class TritonLinear(TritonKernel):
         self,
         x: Tensor,
         weight: Tensor | QuantisedWeight,
+        fused: Fused = PRODUCT_ONLY,
         *,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        gate_block: int = 0,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
         invariant: bool = False,
         config: dict[str, int] | None = None,
     ) -> Tensor:
         if isinstance(weight, QuantisedWeight) and weight.kind != "fp8":
-            return integer_tiles(x, weight, bias=bias, residual=residual, gate_block=gate_block, norm=norm, eps=eps,
-                                 invariant=invariant, config=config)  # fmt: skip
+            return integer_tiles(x, weight, fused, invariant=invariant, config=config)
+        _, _, bias, gate_block, residual = fused
         tokens, columns = x.shape
         data = weight.data if isinstance(weight, QuantisedWeight) else weight
         scales: Any = weight.scales if isinstance(weight, QuantisedWeight) else data
         outputs = data.shape[0] // 2 if gate_block else data.shape[0]
         chosen = config or tile_shape(tokens, outputs, columns, gate=bool(gate_block))
         bn, bm, bk, parts = chosen["bn"], chosen["bm"], chosen["bk"], chosen["parts"]
-        rows = x if norm is None else rms_norm(x, norm, eps)
+        rows = fused.normalised(x)
         part = part_columns(columns, parts)
         parts = triton.cdiv(columns, part)
         tiles, across = triton.cdiv(outputs, bn), triton.cdiv(tokens, bm)

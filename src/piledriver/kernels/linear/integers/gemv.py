@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 
 try:
@@ -197,15 +198,12 @@ if triton is not None:
 def integer_gemv(
     x: Tensor,
     weight: QuantisedWeight,
+    fused: Fused = PRODUCT_ONLY,
     *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    gate_block: int = 0,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
     config: dict[str, int] | None = None,
 ) -> Tensor:
-    """Return the linear layer of [1, columns] with an int8 or int4 weight, after an RMS norm if `norm` is given."""
+    """Return the linear layer of [1, columns] with an int8 or int4 weight."""
+    norm, eps, bias, gate_block, residual = fused
     columns = x.shape[1]
     data, scales, int4 = weight.data.view(torch.int32), weight.scales, weight.kind == "int4"
     outputs = data.shape[0] // 2 if gate_block else data.shape[0]

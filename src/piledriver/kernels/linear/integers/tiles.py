@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options, prefetched, starts_early
+from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.integers.split import split_rows
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
@@ -198,19 +199,16 @@ if triton is not None:
 def integer_tiles(
     x: Tensor,
     weight: QuantisedWeight,
+    fused: Fused = PRODUCT_ONLY,
     *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    gate_block: int = 0,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
     invariant: bool = False,
     config: dict[str, int] | None = None,
 ) -> Tensor:
-    """Return the linear layer of [rows, columns] with an int8 or int4 weight, after an RMS norm if `norm` is given.
+    """Return the linear layer of [rows, columns] with an int8 or int4 weight.
 
     With `invariant`, a row's bits do not depend on the number of rows.
     """
+    norm, eps, bias, gate_block, residual = fused
     tokens, columns = x.shape
     data, scales, int4 = weight.data, weight.scales, weight.kind == "int4"
     outputs = data.shape[0] // 2 if gate_block else data.shape[0]
