@@ -1,4 +1,4 @@
-"""Bits per byte of compressed models: a 124M Llama is trained on real text, then quantised, pruned and recovered.
+"""Bits per byte of compressed models: a 124M Llama is trained on real text, then pruned, recovered and quantised.
 
     python benchmarks/compress.py --tokens TOKENS --held-out HELD_OUT.jsonl        # on a GPU, a few minutes
     python benchmarks/compress.py --gptq-cpu                                       # 124M by GPTQ on two cores
@@ -7,22 +7,21 @@
 TOKENS is a folder that `piledriver tokenize` made of other text than HELD_OUT, which has one {"text", "source"} a line.
 Every row is scored on all held-out documents, by source, with 95% intervals; `change` is the relative change against
 the dense model with the interval of the paired differences of documents. Calibration: 128 windows of 1,024 training
-tokens. Rows are printed as they are measured, the last line has all of them: `loss_ratios` are losses of bits per byte
-over that of the method that the issue compares with.
-
-To use a GPU well, processes share it: `--work DIR --parts train,structured` beside `--parts quantise,prune`, `--parts
-recover`, `--parts aware,pairs` with the same DIR, which wait until the first one has trained the model. Their rows lie
-in DIR; the process that ends last prints the summary of all. `--parts scratch` needs no trained model.
+tokens. Parts are measured in the order in which `--parts` names them, each row and each ratio of losses is printed as
+soon as it is known, and the last line has all of them, also when the run is ended by SIGTERM. `--work DIR` keeps the
+trained model: a second run with the same DIR starts from it.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -40,9 +39,8 @@ from piledriver import compress
 from piledriver.cli.main import main as run_verb
 from piledriver.compress import folders, second_order
 from piledriver.compress.calibration import BlockWalk, LayerStatistics
-from piledriver.compress.distil import DistilConfig, DistilSettings, distil, reconstruct, start_from_codes
+from piledriver.compress.distil import DistilConfig, DistilSettings, distil, start_from_codes
 from piledriver.compress.measure import paired_change
-from piledriver.compress.structured.importance import calibration_loss
 from piledriver.corpus import Document
 from piledriver.data import StreamConfig, open_stream
 from piledriver.data.tokenizer.tokenizer import Tokenizer
@@ -61,21 +59,42 @@ SHAPES = {
     "2.8m": ModelConfig(vocab_size=2048, dim=192, layers=4, heads=6, mlp_dim=768, max_positions=256),
     "tiny": ModelConfig(vocab_size=50304, dim=128, layers=2, heads=4, mlp_dim=256, max_positions=64),
 }
-# Ways to remove 30% of the block parameters: the one that loses least on the calibration text is taken.
+# 30% of the block parameters go: neurons, as `compress.plan` chooses while half of them stay.
 SMALLER = {
-    "124m": tuple(compress.SmallerShape(kv_heads=k, mlp_dim=m) for k, m in ((12, 1120), (10, 1280), (9, 1344))),
-    "2.8m": (compress.SmallerShape(kv_heads=6, mlp_dim=448),),
-    "tiny": tuple(compress.SmallerShape(kv_heads=k, mlp_dim=m) for k, m in ((3, 168), (4, 120))),
+    "124m": compress.SmallerShape(mlp_dim=1120),
+    "2.8m": compress.SmallerShape(mlp_dim=448),
+    "tiny": compress.SmallerShape(mlp_dim=120),
 }
+SHARE = 0.05
+"""Part of the training tokens that recovery may see, its calibration text included."""
 
-
-PARTS = ("train", "quantise", "int4", "prune", "structured", "recover", "aware", "pairs", "cache", "scratch")
-UNCORRECTED = "30% structured, not corrected"
-FITTED = "30% structured, reconstructed"
-STRUCTURED, RECOVERED = "30% structured", "30% structured, recovered on 5% of the tokens"
+UNCORRECTED, STRUCTURED = "30% structured, not corrected", "30% structured"
+FITTED, RECOVERED = "30% structured, reconstructed", "30% structured, recovered on 5% of the tokens"
 SCRATCH = "the small shape from scratch on 20% of the tokens"
-PAIRS, AWARE = "2:4 sparsegpt", "w4a16-g128 quantisation-aware on 5% of the tokens"
-PAIRS_RECOVERED = "2:4 sparsegpt, recovered on 5% of the tokens"
+FURTHER = "dense, trained further on the tokens of recovery"
+MAGNITUDE, WANDA, SPARSEGPT = "50% magnitude", "50% wanda", "50% sparsegpt"
+RTN, AWQ, GPTQ = "w4a16-g128 rtn", "w4a16-g128 awq", "w4a16-g128 gptq"
+AWARE = "w4a16-g128 quantisation-aware on 5% of the tokens"
+# Losses of bits per byte, over that of what the issue compares with.
+RATIOS = {
+    "structured recovered over structured": (RECOVERED, STRUCTURED),
+    "structured recovered over structured, not corrected": (RECOVERED, UNCORRECTED),
+    "structured recovered over from scratch": (RECOVERED, SCRATCH),
+    "structured reconstructed over structured": (FITTED, STRUCTURED),
+    "wanda over magnitude": (WANDA, MAGNITUDE),
+    "wanda reconstructed over magnitude": (f"{WANDA}, reconstructed", MAGNITUDE),
+    "wanda reconstructed over magnitude reconstructed": (f"{WANDA}, reconstructed", f"{MAGNITUDE}, reconstructed"),
+    "wanda reconstructed over wanda": (f"{WANDA}, reconstructed", WANDA),
+    "wanda over magnitude by layer": (WANDA, f"{MAGNITUDE}, by layer"),
+    "sparsegpt over magnitude": (SPARSEGPT, MAGNITUDE),
+    "sparsegpt over magnitude by layer": (SPARSEGPT, f"{MAGNITUDE}, by layer"),
+    "2:4 reconstructed over 2:4": ("2:4 sparsegpt, reconstructed", "2:4 sparsegpt"),
+    "2:4 recovered over 2:4": ("2:4 sparsegpt, recovered on 5% of the tokens", "2:4 sparsegpt"),
+    "4:8 recovered over 4:8": ("4:8 sparsegpt, recovered on 5% of the tokens", "4:8 sparsegpt"),
+    "int4 gptq over rtn": (GPTQ, RTN),
+    "int4 awq over rtn": (AWQ, RTN),
+    "quantisation-aware over gptq": (AWARE, GPTQ),
+}
 
 
 def encode_once(tokenizer: Tokenizer) -> Tokenizer:
@@ -92,7 +111,7 @@ def encode_once(tokenizer: Tokenizer) -> Tokenizer:
 
 
 class Bench:
-    """The model, the text, and the rows so far, which processes share in a folder."""
+    """The model, the text, and the rows so far."""
 
     def __init__(self, options: argparse.Namespace, work: str) -> None:
         self.options, self.work, self.begun = options, work, time.monotonic()
@@ -107,14 +126,13 @@ class Bench:
         )
         self.dense: list[DocumentScore] | None = None
         self.teacher = os.path.join(work, "base", "model")
-        os.makedirs(os.path.join(work, "rows"), exist_ok=True)
-
-    @property
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """All rows by name, those of other processes too."""
-        files = sorted(Path(self.work, "rows").glob("*.json"), key=lambda file: file.stat().st_mtime)
-        found = [json.loads(file.read_text()) for file in files]
-        return {row["row"].removeprefix("compress: "): row for row in found}
+        self.data: dict[str, Any] = {
+            "data": self.stream,
+            "samples": options.samples,
+            "batch_tokens": options.batch_tokens,
+        }
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.ratios: dict[str, list[float]] = {}
 
     def score(self, name: str, model: Transformer, **about: Any) -> None:
         """Score a model and print its row."""
@@ -141,10 +159,22 @@ class Bench:
         else:
             row["change"] = [round(value, 6) for value in paired_change(self.dense, scores)]
         row = {"row": f"compress: {name}", **row}
-        path = Path(self.work, "rows", f"{len(self.rows):02}-{os.getpid()}.json")
-        path.with_suffix(".new").write_text(json.dumps({**row, "nats": [score.nats for score in scores]}))
-        path.with_suffix(".new").rename(path)
         print(json.dumps(row), flush=True)
+        self.rows[name] = {**row, "nats": [score.nats for score in scores]}
+        for ratio, pair in RATIOS.items():
+            if name in pair and set(pair) <= set(self.rows):
+                self.ratios[ratio] = self.loss_ratio(*pair)
+                print(json.dumps({"row": f"compress: ratio, {ratio}", "ours": self.ratios[ratio]}), flush=True)
+
+    def loss_ratio(self, name: str, other: str) -> list[float]:
+        """Return the ratio of two losses with its 95% interval, from the residuals of the documents."""
+        dense, one, two = (self.rows[key]["nats"] for key in ("dense", name, other))
+        lost = [(a - d, b - d) for d, a, b in zip(dense, one, two, strict=True)]
+        total = math.fsum(b for _, b in lost)
+        value = math.fsum(a for a, _ in lost) / total
+        squares = math.fsum((a - value * b) ** 2 for a, b in lost)
+        error = 1.96 * math.sqrt(squares * len(lost) / (len(lost) - 1)) / abs(total)
+        return [round(figure, 4) for figure in (value, value - error, value + error)]
 
     def attempt(self, name: str, make: Callable[[], Transformer]) -> Transformer | None:
         """Make a model and score it, unless time is up; a failed row does not cost the others."""
@@ -161,35 +191,51 @@ class Bench:
             print(json.dumps({"row": f"compress: {name}", "failed": repr(error)[:300]}), flush=True)
             return None
 
-    def train_config(
-        self, model: Any, out: str, tokens: int, lr: float, batch: int, micro: int | None = None
-    ) -> TrainConfig:
-        """The settings of every run: bf16 on a GPU, compiled block by block."""
+    @property
+    def recovery_tokens(self) -> int:
+        """Tokens that recovery may see."""
+        return int(SHARE * self.rows["dense"]["train_tokens"])
+
+    @property
+    def few_steps(self) -> dict[str, Any]:
+        """Settings of runs of a few hundred steps: compiling would take longer than it saves."""
         gpu = self.device == "cuda"
+        return {"layout": Layout(precision="bf16", compile=False) if gpu else Layout(), "checkpoint_minutes": 600}
+
+    def train_config(self, model: Any, out: str, tokens: int, lr: float, batch: int, **changes: Any) -> TrainConfig:
+        """The settings of training from scratch: bf16 on a GPU, compiled block by block."""
+        gpu = self.device == "cuda"
+        given: dict[str, Any] = {
+            "layout": Layout(precision="bf16", compile="blocks") if gpu else Layout(),
+            # Much decay for few tokens in several epochs: what is left of the initial noise is small.
+            "optimizer": OptimizerConfig(lr=lr, weight_decay=self.options.decay, embedding_weight_decay=0.1),
+            "checkpoint_minutes": 600,
+            **changes,
+        }
         return TrainConfig(
             model=model,
             data=DataConfig(tokens=self.options.tokens, seq_len=self.shape.max_positions, packing=self.options.packing),
             batch_tokens=batch,
-            micro_batch_tokens=(micro or batch) if gpu else None,
+            micro_batch_tokens=batch if gpu else None,
             budget_tokens=tokens // batch * batch,
             out=os.path.join(self.work, out),
-            # From scratch, much decay for few tokens in several epochs: what is left of the initial noise is small.
-            optimizer=OptimizerConfig(
-                kind=self.options.optimizer,
-                lr=lr,
-                weight_decay=self.options.decay if isinstance(model, ModelConfig) else 0.1,
-                embedding_weight_decay=0.1,
-            ),
-            layout=Layout(precision="bf16", compile="blocks") if gpu else Layout(),
-            checkpoint_minutes=600,
             trackers=(),
             plots=False,
+            **given,
         )
+
+    def recovered(self, model: Transformer | str, name: str, **given: Any) -> Transformer:
+        """Return a compressed model after `compress.recover` in a folder of its own; without tokens, reconstructed."""
+        folder = os.path.join(self.work, name)
+        return compress.recover(model, self.teacher, self.stream, out=folder, samples=self.options.samples, **given)
 
 
 def train_base(bench: Bench) -> dict[str, Any]:
-    """Train the model that all rows start from, and return what is known about it."""
-    options = bench.options
+    """Train the model that all rows start from, unless it is there, and return what is known about it."""
+    options, known = bench.options, Path(bench.work, "base.json")
+    if known.exists():
+        found: dict[str, Any] = json.loads(known.read_text())
+        return found
     base = bench.train_config(bench.shape, "base", options.train_tokens, options.lr, options.step_tokens)
     began = time.monotonic()
     summary = train(base)
@@ -199,40 +245,109 @@ def train_base(bench: Bench) -> dict[str, Any]:
         "train_loss": summary.loss,
         "parameters": parameter_count(bench.shape),
     }
-    Path(bench.work, "base.json").write_text(json.dumps(about))
+    known.write_text(json.dumps(about))
     return about
 
 
-def wait_for_base(bench: Bench) -> None:
-    """Wait until another process has trained the model; the GPU is that process's until then."""
-    while not Path(bench.work, "base.json").exists():
-        time.sleep(0.2)
+def recovery_rows(bench: Bench, model: Transformer) -> None:
+    """Remove 30% of the block parameters and recover; the same shape from scratch on four times the tokens."""
+    shape, tokens = SMALLER[bench.options.shape], bench.recovery_tokens
+    pruned = bench.attempt(STRUCTURED, lambda: compress.prune(model, shape, **bench.data))
+    if pruned is not None:
+        bench.attempt(FITTED, lambda: bench.recovered(pruned, "recovered"))
+        bench.attempt(RECOVERED, lambda: bench.recovered(pruned, "recovered", tokens=tokens, **bench.few_steps))
+    bench.attempt(UNCORRECTED, lambda: compress.prune(model, shape, correct=False, **bench.data))
+
+    def from_scratch() -> Transformer:
+        options = bench.options
+        config = shape.config_of(bench.shape, kept_layers=range(bench.shape.layers))
+        run = bench.train_config(config, "scratch", 4 * tokens, options.lr, options.step_tokens, **bench.few_steps)
+        train(run)
+        return load_folder(os.path.join(run.out, "model"), dtype=bench.dtype)
+
+    bench.attempt(SCRATCH, from_scratch)
 
 
-def four_bit_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
-    """Round to nearest, AWQ, GPTQ."""
-    for method in ("rtn", "awq", "gptq"):
-        given = {} if method == "rtn" else data
-        bench.attempt(
-            f"w4a16-g128 {method}",
-            lambda m=method, g=given: compress.quantise(model, "w4a16-g128", method=m, **g),  # type: ignore[misc]
-        )
+def rate_rows(bench: Bench, model: Transformer) -> None:
+    """Recovery at other rates of distillation."""
+    fitted = os.path.join(bench.work, "recovered", "reconstructed")
+    for rate in bench.options.rates:
+        given = {"tokens": bench.recovery_tokens, "lr": rate, "epochs": 0, **bench.few_steps}
+        bench.attempt(f"{RECOVERED}, lr {rate:g}", lambda r=rate, g=given: bench.recovered(fitted, f"lr-{r:g}", **g))  # type: ignore[misc]
 
 
-def eight_bit_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
-    """Weights alone, and with dynamic inputs."""
+def further_rows(bench: Bench, model: Transformer) -> None:
+    """The dense model on the tokens of recovery, with its settings: what more training alone is worth."""
+    given = {"tokens": bench.recovery_tokens, "epochs": 0, **bench.few_steps}
+    bench.attempt(FURTHER, lambda: bench.recovered(bench.teacher, "further", **given))
+
+
+def sparse_rows(bench: Bench, model: Transformer) -> None:
+    """Half of the weights, before and after reconstruction."""
+    magnitude = bench.attempt(MAGNITUDE, lambda: compress.prune(model, 0.5, method="magnitude"))
+    wanda = bench.attempt(WANDA, lambda: compress.prune(model, 0.5, method="wanda", **bench.data))
+    if wanda is not None:
+        bench.attempt(f"{WANDA}, reconstructed", lambda: bench.recovered(wanda, "wanda"))
+    if magnitude is not None:
+        bench.attempt(f"{MAGNITUDE}, reconstructed", lambda: bench.recovered(magnitude, "magnitude"))
+    bench.attempt(SPARSEGPT, lambda: compress.prune(model, 0.5, method="sparsegpt", **bench.data))
+    bench.attempt(f"{MAGNITUDE}, by layer", lambda: compress.prune(model, 0.5, method="magnitude", compare="layer"))
+
+
+def pattern_rows(bench: Bench, model: Transformer, pattern: str) -> None:
+    """2:4 or 4:8 sparsity, reconstructed and distilled with its zeros kept; other methods for comparison."""
+    name, folder = f"{pattern} sparsegpt", f"pattern-{pattern[0]}"
+    pruned = bench.attempt(name, lambda: compress.prune(model, pattern, method="sparsegpt", **bench.data))
+    if pruned is not None:
+        given = {"tokens": bench.recovery_tokens, **bench.few_steps}
+        bench.attempt(f"{name}, reconstructed", lambda: bench.recovered(pruned, folder))
+        bench.attempt(f"{name}, recovered on 5% of the tokens", lambda: bench.recovered(pruned, folder, **given))
+    bench.attempt(f"{pattern} wanda", lambda: compress.prune(model, pattern, method="wanda", **bench.data))
+    bench.attempt(f"{pattern} magnitude", lambda: compress.prune(model, pattern, method="magnitude"))
+
+
+def aware_rows(bench: Bench, model: Transformer) -> None:
+    """int4 by rounding and by GPTQ, and quantisation-aware training that starts with GPTQ's codes."""
+    bench.attempt(RTN, lambda: compress.quantise(model, "w4a16-g128"))
+    small = bench.attempt(GPTQ, lambda: compress.quantise(model, "w4a16-g128", method="gptq", **bench.data))
+    if small is None:
+        return
+    start, tokens, batch = os.path.join(bench.work, "codes"), bench.recovery_tokens, bench.options.aware_step_tokens
+    save_folder(start_from_codes(model, small), start)
+    steps = tokens // batch
+    run = bench.train_config(
+        start,
+        "aware",
+        tokens,
+        0.0,
+        batch,
+        **bench.few_steps,
+        optimizer=OptimizerConfig(lr=bench.options.aware_lr),
+        schedule=ScheduleConfig(kind="linear", warmup=steps // 20, total=max(1, steps)),
+    )
+
+    def trained() -> Transformer:
+        distil(DistilConfig(train=run, distil=DistilSettings(teacher=bench.teacher, quantise="w4a16-g128")))
+        return load_folder(os.path.join(run.out, "quantised"), dtype=bench.dtype)
+
+    bench.attempt(AWARE, trained)
+
+
+def quantise_rows(bench: Bench, model: Transformer) -> None:
+    """AWQ; 8-bit weights alone, and with dynamic inputs."""
+    bench.attempt(AWQ, lambda: compress.quantise(model, "w4a16-g128", method="awq", **bench.data))
     for scheme in ("w8a16", "w8a16-fp8", "w8a8", "w8a8-fp8"):
         bench.attempt(scheme, lambda s=scheme: compress.quantise(model, s))  # type: ignore[misc]
-    bench.attempt("w8a8 smoothquant", lambda: compress.quantise(model, "w8a8", method="smoothquant", **data))
+    bench.attempt("w8a8 smoothquant", lambda: compress.quantise(model, "w8a8", method="smoothquant", **bench.data))
 
 
-def cache_rows(bench: Bench, folder: str) -> None:
+def cache_rows(bench: Bench, _: Transformer) -> None:
     """The KV cache in 8 bits: the first tokens of every document, in chunks that read the earlier ones from it."""
     length, ids = bench.shape.max_positions - 2, []
     for document in bench.documents:
         ids.append([int(token) for token in bench.tokenizer.encode(document.text)[:length]])
     prompts = [[bench.tokenizer.boundary(None), *one] for one in ids]
-    bench.dense = None
+    dense, bench.dense = bench.dense, None
     for kind in ("auto", "int8", "fp8"):
         began = time.monotonic()
         settings = EngineConfig(
@@ -242,7 +357,7 @@ def cache_rows(bench: Bench, folder: str) -> None:
             max_sequences=16,
             prefix_cache=False,
         )
-        model = load_folder(folder, dtype=bench.dtype, device=bench.device)
+        model = load_folder(bench.teacher, dtype=bench.dtype, device=bench.device)
         engine = Engine(model, bench.tokenizer, settings)
         answers = engine.generate(prompts, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0))
         engine.stop()
@@ -252,230 +367,41 @@ def cache_rows(bench: Bench, folder: str) -> None:
             size = len(bench.tokenizer.decode_bytes(one))
             scores.append(DocumentScore(number, document.source, nats, len(one), size, 1))
         bench.add_row(f"KV cache {kind}, first {length} tokens", scores, made_in=round(time.monotonic() - began, 1))
+    bench.dense = dense
 
 
-def pruned_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
-    """Half of the weights; Wanda's and 2:4's losses before and after reconstruction."""
-    fit: dict[str, Any] = {**data, "epochs": bench.options.epochs, "batch_tokens": bench.options.fit_tokens}
-    bench.attempt("50% magnitude", lambda: compress.prune(model, 0.5, method="magnitude"))
-    bench.attempt("50% magnitude, by layer", lambda: compress.prune(model, 0.5, method="magnitude", compare="layer"))
-    wanda = bench.attempt("50% wanda", lambda: compress.prune(model, 0.5, method="wanda", **data))
-    bench.attempt("50% sparsegpt", lambda: compress.prune(model, 0.5, method="sparsegpt", **data))
-    if wanda is not None:
-        bench.attempt("50% wanda, reconstructed", lambda: reconstruct(wanda, model, **fit))
-    bench.attempt("2:4 magnitude", lambda: compress.prune(model, "2:4", method="magnitude"))
-    bench.attempt("2:4 wanda", lambda: compress.prune(model, "2:4", method="wanda", **data))
-    pairs = bench.attempt(PAIRS, lambda: compress.prune(model, "2:4", method="sparsegpt", **data))
-    if pairs is not None:
-        bench.attempt("2:4 sparsegpt, reconstructed", lambda: reconstruct(pairs, model, **fit))
-    bench.attempt("4:8 wanda", lambda: compress.prune(model, "4:8", method="wanda", **data))
-    bench.attempt("4:8 sparsegpt", lambda: compress.prune(model, "4:8", method="sparsegpt", **data))
-
-
-class Variant(NamedTuple):
-    """How a model is distilled: optimizer, rate, share of the cross-entropy, weight of the hidden states."""
-
-    optimizer: str
-    lr: float
-    cross_entropy: float
-    hidden: float
-
-    @classmethod
-    def of(cls, text: str) -> Variant:
-        """Return the variant that `optimizer:lr:cross_entropy:hidden` names."""
-        kind, *figures = text.split(":")
-        return cls(kind, *map(float, figures))
-
-
-class Recovery:
-    """Runs on few tokens that start from a compressed model, with the dense model as their teacher."""
-
-    def __init__(self, bench: Bench, trained_tokens: int) -> None:
-        self.bench, options = bench, bench.options
-        # The calibration text counts too.
-        self.tokens = int(0.05 * trained_tokens) - options.samples * bench.shape.max_positions
-
-    def folder_of(self, model: Transformer, name: str) -> str:
-        """Return the folder that a model is saved to; it appears when it is complete."""
-        folder = os.path.join(self.bench.work, name)
-        save_folder(model, folder + ".new")
-        os.rename(folder + ".new", folder)
-        return folder
-
-    def distilled(self, start: str, name: str, variant: Variant, **settings: Any) -> Transformer:
-        """Return the model of a folder after distillation, rounded if it is quantisation-aware."""
-        batch = self.bench.options.recover_step_tokens
-        run = self.bench.train_config(start, name, self.tokens, variant.lr, batch)
-        run = dataclasses.replace(
-            run,
-            optimizer=OptimizerConfig(kind=variant.optimizer, lr=variant.lr, weight_decay=0.1),
-            keep_zeros=name == "pairs",
-            schedule=ScheduleConfig(kind="linear", warmup=8, total=max(self.tokens // batch, 9)),
-            # A few hundred steps: compiling would take longer than it saves.
-            layout=dataclasses.replace(run.layout, compile=False),
-        )
-        given = DistilSettings(
-            teacher=self.bench.teacher, cross_entropy=variant.cross_entropy, hidden=variant.hidden, **settings
-        )
-        distil(DistilConfig(train=run, distil=given))
-        folder = "quantised" if "quantise" in settings else "model"
-        return load_folder(os.path.join(run.out, folder), dtype=self.bench.dtype)
-
-
-def structured_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
-    """Remove 30% of the block parameters, correct, reconstruct; distillation starts from the folder `pruned`."""
-    options, recovery = bench.options, Recovery(bench, trained_tokens)
-    calibration = compress.Calibration.of(bench.stream, samples=options.samples)
-
-    def smaller() -> Transformer:
-        tried = []
-        for shape in SMALLER[options.shape][: options.shapes]:
-            made = compress.prune(model, shape, **data)
-            nats = calibration_loss(made, calibration, options.batch_tokens)
-            kept = sum(p.numel() for p in made.blocks.parameters()) / sum(p.numel() for p in model.blocks.parameters())
-            row = {"row": "compress: shape", **vars(shape), "block_parameters_kept": round(kept, 4)}
-            print(json.dumps({**row, "nats_per_token": round(nats, 5)}), flush=True)
-            tried.append((nats, len(tried), made))
-        return min(tried)[2]
-
-    pruned = bench.attempt(STRUCTURED, smaller)
-    if pruned is None:
-        return
-    config = pruned.config
-    fit: dict[str, Any] = {**data, "epochs": options.epochs, "batch_tokens": options.fit_tokens}
-    fitted = reconstruct(pruned, model, lr=options.fit_lr, **fit)
-    recovery.folder_of(fitted, "pruned")
-    bench.attempt(FITTED, lambda: fitted)
-    shape = compress.SmallerShape(kv_heads=config.kv_heads, mlp_dim=config.mlp_dim)
-    bench.attempt(UNCORRECTED, lambda: compress.prune(model, shape, correct=False, **data))
-
-
-def recovered_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
-    """Distil the reconstructed model in one or more ways."""
-    recovery, start = Recovery(bench, trained_tokens), os.path.join(bench.work, "pruned")
-    while not os.path.exists(start):
-        time.sleep(0.2)
-    for number, given in enumerate(bench.options.recover.split(",")):
-        bench.attempt(
-            f"{RECOVERED}, {given}",
-            lambda n=number, g=given: recovery.distilled(start, f"recovered-{os.getpid()}-{n}", Variant.of(g)),  # type: ignore[misc]
-        )
-
-
-def aware_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
-    """Quantisation-aware training of int4 that starts with GPTQ's codes."""
-    recovery, variant = Recovery(bench, trained_tokens), Variant.of(bench.options.aware)
-    start = start_from_codes(model, compress.quantise(model, "w4a16-g128", method="gptq", **data))
-    folder = recovery.folder_of(start, "aware-start")
-    bench.attempt(AWARE, lambda: recovery.distilled(folder, "aware", variant, quantise="w4a16-g128"))
-
-
-def pair_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
-    """2:4 sparsity, reconstructed and distilled with its zeros kept."""
-    options, recovery = bench.options, Recovery(bench, trained_tokens)
-    fit: dict[str, Any] = {**data, "epochs": options.epochs, "batch_tokens": options.fit_tokens}
-    pairs = compress.prune(model, "2:4", method="sparsegpt", **data)
-    start = recovery.folder_of(reconstruct(pairs, model, in_place=True, **fit), "pairs-start")
-    variant = Variant.of(options.recover.split(",")[0])
-    bench.attempt(PAIRS_RECOVERED, lambda: recovery.distilled(start, "pairs", variant))
-
-
-def scratch_rows(bench: Bench, trained_tokens: int) -> None:
-    """The small shape from scratch on four times the tokens of recovery."""
-    options = bench.options
-    shape = SMALLER[options.shape][options.scratch_shape]
-    config = shape.config_of(bench.shape, kept_layers=list(range(bench.shape.layers)))
-
-    def train_it() -> Transformer:
-        run = bench.train_config(config, "scratch", int(0.2 * trained_tokens), options.lr, options.step_tokens)
-        train(dataclasses.replace(run, layout=dataclasses.replace(run.layout, compile=False)))
-        return load_folder(os.path.join(run.out, "model"), dtype=bench.dtype)
-
-    bench.attempt(SCRATCH, train_it)
+PARTS: dict[str, Callable[[Bench, Transformer], None]] = {
+    "recovery": recovery_rows,
+    "sparse": sparse_rows,
+    "2:4": functools.partial(pattern_rows, pattern="2:4"),
+    "aware": aware_rows,
+    "further": further_rows,
+    "rates": rate_rows,
+    "4:8": functools.partial(pattern_rows, pattern="4:8"),
+    "quantise": quantise_rows,
+    "cache": cache_rows,
+}
 
 
 def all_rows(bench: Bench) -> None:
-    """Measure the rows of the parts asked for, in the order of their worth: a run cut short has the first ones."""
-    options, parts = bench.options, bench.options.parts.split(",")
-    if "scratch" in parts:
-        scratch_rows(bench, options.train_tokens)
-        torch.compiler.reset()
-    if parts == ["scratch"]:
-        return
-    if "train" in parts:
-        about = train_base(bench)
-        torch.compiler.reset()
-    else:
-        wait_for_base(bench)
-        about = json.loads(Path(bench.work, "base.json").read_text())
+    """Train the model and measure the parts asked for, in their order: a run cut short has the first ones."""
+    about = train_base(bench)
     model = load_folder(bench.teacher, dtype=bench.dtype, device=bench.device)
-    bench.dense = None
-    if "train" in parts:
-        bench.score("dense", model, **about)
-    else:
-        bench.score(f"dense, for {options.parts}", model)
-    data: dict[str, Any] = {"data": bench.stream, "samples": options.samples, "batch_tokens": options.batch_tokens}
-    if "int4" in parts or "quantise" in parts:
-        four_bit_rows(bench, model, data)
-    if "quantise" in parts:
-        eight_bit_rows(bench, model, data)
-    if "cache" in parts:
-        cache_rows(bench, bench.teacher)
-        return
-    if "prune" in parts:
-        pruned_rows(bench, model, data)
-    for part, rows in (
-        ("structured", structured_rows),
-        ("recover", recovered_rows),
-        ("aware", aware_rows),
-        ("pairs", pair_rows),
-    ):
-        if part in parts:
-            rows(bench, model, data, about["train_tokens"])
+    bench.score("dense", model, **about)
+    for part in bench.options.parts.split(","):
+        PARTS[part](bench, model)
 
 
 def summary_of(bench: Bench) -> dict[str, Any]:
     """Return what the issue asks for."""
     rows = bench.rows
-
-    recovered = min(
-        (name for name in rows if name.startswith(RECOVERED)), key=lambda name: rows[name]["bits_per_byte"], default=""
-    )
-
-    def ratio(name: str, other: str) -> list[float] | None:
-        """Return the ratio of two losses with its 95% interval, from the residuals of the documents."""
-        if not {"dense", name, other} <= set(rows):
-            return None
-        dense, one, two = (rows[key]["nats"] for key in ("dense", name, other))
-        lost = [(a - d, b - d) for d, a, b in zip(dense, one, two, strict=True)]
-        total = math.fsum(b for _, b in lost)
-        value = math.fsum(a for a, _ in lost) / total
-        squares = math.fsum((a - value * b) ** 2 for a, b in lost)
-        error = 1.96 * math.sqrt(squares * len(lost) / (len(lost) - 1)) / abs(total)
-        return [round(figure, 4) for figure in (value, value - error, value + error)]
-
     return {
         "row": "compress",
         "unit": "bits per byte",
         "machine": torch.cuda.get_device_name() if bench.device == "cuda" else "cpu",
         "bits_per_byte": {name: row["bits_per_byte"] for name, row in rows.items()},
         "percent_lost": {name: round(100 * row["change"][0], 4) for name, row in rows.items() if "change" in row},
-        "loss_ratios": {
-            "int4 gptq over rtn": ratio("w4a16-g128 gptq", "w4a16-g128 rtn"),
-            "int4 awq over rtn": ratio("w4a16-g128 awq", "w4a16-g128 rtn"),
-            "wanda over magnitude": ratio("50% wanda", "50% magnitude"),
-            "sparsegpt over magnitude": ratio("50% sparsegpt", "50% magnitude"),
-            "wanda reconstructed over wanda": ratio("50% wanda, reconstructed", "50% wanda"),
-            "2:4 reconstructed over 2:4": ratio("2:4 sparsegpt, reconstructed", PAIRS),
-            "2:4 recovered over 2:4": ratio(PAIRS_RECOVERED, PAIRS),
-            "wanda over magnitude by layer": ratio("50% wanda", "50% magnitude, by layer"),
-            "sparsegpt over magnitude by layer": ratio("50% sparsegpt", "50% magnitude, by layer"),
-            "structured reconstructed over structured": ratio(FITTED, STRUCTURED),
-            "structured recovered over structured": ratio(recovered, STRUCTURED),
-            "structured recovered over structured, not corrected": ratio(recovered, UNCORRECTED),
-            "structured recovered over from scratch": ratio(recovered, SCRATCH),
-            "quantisation-aware over gptq": ratio(AWARE, "w4a16-g128 gptq"),
-        },
+        "loss_ratios": bench.ratios,
     }
 
 
@@ -592,27 +518,17 @@ def main() -> None:
     parser.add_argument("--tokens", help="token shards, from `piledriver tokenize`")
     parser.add_argument("--held-out", help='JSON lines with "text" and "source", of other documents')
     parser.add_argument("--shape", choices=sorted(SHAPES), default="124m")
-    parser.add_argument("--work", help="folder that processes share; default: a temporary one")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--work", help="folder of all models; default: a temporary one")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}, in this order")
     parser.add_argument("--train-tokens", type=int, default=40_000_000)
-    parser.add_argument("--optimizer", default="adamw", help="of the training from scratch")
     parser.add_argument("--step-tokens", type=int, default=16384)
-    parser.add_argument("--recover-step-tokens", type=int, default=8192)
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--decay", type=float, default=1.0)
-    parser.add_argument("--aware", default="adamw:2e-5:0:0", help="as --recover, for quantisation-aware training")
-    parser.add_argument("--fit-lr", type=float, default=2e-4, help="rate of reconstruction")
-    parser.add_argument("--fit-tokens", type=int, default=8192, help="tokens of a step of reconstruction")
+    parser.add_argument("--rates", type=float, nargs="*", default=[], help="other rates of distillation, for rates")
+    parser.add_argument("--aware-lr", type=float, default=2e-5, help="rate of quantisation-aware training")
+    parser.add_argument("--aware-step-tokens", type=int, default=8192)
     parser.add_argument("--samples", type=int, default=128)
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument(
-        "--recover",
-        default="muon:5e-4:0.5:0",
-        help="optimizer, rate, share of the cross-entropy and weight of hidden states of recovery; several with commas",
-    )
-    parser.add_argument("--shapes", type=int, default=3, help="smaller shapes to try")
     parser.add_argument("--packing", choices=("packed", "joined"), default="packed", help="how windows are filled")
-    parser.add_argument("--scratch-shape", type=int, default=0, help="which of the smaller shapes")
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is begun")
     parser.add_argument("--gptq-cpu", action="store_true")
@@ -630,8 +546,11 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, options.work or folder)
-        all_rows(bench)
-        print(json.dumps(summary_of(bench)), flush=True)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        try:
+            all_rows(bench)
+        finally:
+            print(json.dumps(summary_of(bench)), flush=True)
 
 
 if __name__ == "__main__":

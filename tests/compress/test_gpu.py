@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from piledriver import compress
-from piledriver.compress.folders import open_for_blocks
+from piledriver.compress.calibration import open_for_blocks
 from piledriver.compress.quantise import Method
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import save_folder

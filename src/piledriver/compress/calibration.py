@@ -18,6 +18,7 @@ from piledriver.core.progress import track
 from piledriver.data import Cursor, TokenStream
 from piledriver.models import Transformer, make_masks
 from piledriver.models.block import Block
+from piledriver.models.interchange import load_folder
 
 
 class Calibration(NamedTuple):
@@ -53,6 +54,19 @@ class Calibration(NamedTuple):
             "cursor": {"seed": start.seed, "epoch": start.epoch, "index": start.index},
         }
         return cls(torch.from_numpy(batch.inputs.astype("int64")), ids, origin)
+
+
+def open_for_blocks(folder: str, device: torch.device | str | None) -> tuple[Transformer, torch.device]:
+    """Return a model with its blocks on the host and all else on the device, to which one block at a time is moved.
+
+    The default device is a GPU if there is one.
+    """
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = load_folder(folder)
+    blocks, model.blocks = model.blocks, nn.ModuleDict()
+    model.to(place)
+    model.blocks = blocks
+    return model, place
 
 
 def each_block(model: Transformer, label: str, show_progress: bool) -> Iterator[tuple[str, Block]]:

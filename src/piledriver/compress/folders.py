@@ -6,10 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import nn
-
-from piledriver.compress.calibration import Calibration
+from piledriver.compress.calibration import Calibration, open_for_blocks
 from piledriver.compress.comparison import compare_models
 from piledriver.compress.distil import start_from_codes
 from piledriver.compress.prune import CompareWithin, PruneMethod, prune
@@ -19,7 +16,7 @@ from piledriver.compress.structured.prune_shape import LayerScore
 from piledriver.core.errors import ConfigError
 from piledriver.data import StreamConfig, open_stream
 from piledriver.models import Transformer
-from piledriver.models.interchange import copy_model_files, load_folder, save_folder
+from piledriver.models.interchange import copy_model_files, save_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,19 +184,6 @@ def prune_folder(config: PruneConfig) -> dict[str, Any]:
         show_progress=True,
     )
     return _save(small, config)
-
-
-def open_for_blocks(folder: str, device: str | None) -> tuple[Transformer, torch.device]:
-    """Return a model with its blocks on the host and all else on the device, to which one block at a time is moved.
-
-    The default device is a GPU if there is one.
-    """
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = load_folder(folder)
-    blocks, model.blocks = model.blocks, nn.ModuleDict()
-    model.to(place)
-    model.blocks = blocks
-    return model, place
 
 
 def _require_data(config: CompressConfig, what: str) -> None:

@@ -119,9 +119,13 @@ def _with_learning_rate(config: TrainConfig, shape: ModelConfig, before: TrainCo
         return config
     if before is not None and before.optimizer.lr is not None:
         return replace(config, optimizer=replace(config.optimizer, lr=before.optimizer.lr))
-    preset_or_shape = config.model if config.model_folder is None else shape
-    rate = learning_rate(preset_or_shape) * _RATE_FACTORS.get(config.optimizer.kind, 1.0)
-    return replace(config, optimizer=replace(config.optimizer, lr=float(f"{rate:.1e}")))
+    rate = default_learning_rate(config.model if config.model_folder is None else shape, config.optimizer.kind)
+    return replace(config, optimizer=replace(config.optimizer, lr=rate))
+
+
+def default_learning_rate(model: str | ModelConfig, optimizer: str) -> float:
+    """Return the peak learning rate of pretraining for a preset or a shape and an optimizer by name."""
+    return float(f"{learning_rate(model) * _RATE_FACTORS.get(optimizer, 1.0):.1e}")
 
 
 def _check_out(out: str) -> None:

@@ -113,7 +113,7 @@ def _fit(
         parameter.data = parameter.data.float()
         parameter.requires_grad_(True)
     zeros = [(parameter, parameter == 0) for parameter in trained if keep_zeros and parameter.dim() > 1]
-    optimizer = torch.optim.Adam(trained, lr=lr, betas=(0.9, 0.95))
+    optimizer = torch.optim.Adam(trained, lr=lr, betas=(0.9, 0.95), fused=walk.device.type == "cuda")
     scale = math.fsum(float(goal.float().square().mean()) for goal in goals) / len(goals)
     steps, step = epochs * len(goals), 0
     warmup = max(1, round(_WARMUP * steps))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.compress.calibration import Calibration
+from piledriver.compress.calibration import Calibration, open_for_blocks
 from piledriver.compress.distil.objective import DistilObjective, DistilSettings
 from piledriver.compress.distil.reconstruct import reconstruct
 from piledriver.compress.quantise import quantise
@@ -21,16 +21,19 @@ from piledriver.data import TokenStream
 from piledriver.models import Transformer
 from piledriver.models.interchange import copy_model_files, load_folder, read_folder_config, save_folder
 from piledriver.models.layers import Linear
-from piledriver.models.presets import learning_rate
-from piledriver.optim import OptimizerConfig
+from piledriver.optim import OptimizerConfig, ScheduleConfig
 from piledriver.runtime.world import detect_world
 from piledriver.train import DataConfig, RunSummary, TrainConfig, train
 from piledriver.train.resume import CHECKPOINTS
+from piledriver.train.setup import default_learning_rate
 
 _CONFIG = "distil.yaml"
 MODEL, QUANTISED = "model", "quantised"
 # Of the peak rate of pretraining (Muralidharan et al., 2024).
 _RATE = 0.2
+# Of `recover`: few tokens in many small steps, and at most this much in one.
+_STEPS, _LARGEST_BATCH = 128, 65536
+_WARMUP = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ def distil(config: DistilConfig, **options: Any) -> RunSummary:
         raise ConfigError(f"train.model is {run.model!r}", fix="name the folder of the student")
     shape, _ = read_folder_config(run.model_folder)
     if run.optimizer.lr is None:
-        rate = float(f"{_RATE * learning_rate(shape):.1e}")
+        rate = float(f"{_RATE * default_learning_rate(shape, run.optimizer.kind):.1e}")
         run = replace(run, optimizer=replace(run.optimizer, lr=rate))
     if run.layout.compile is None and torch.cuda.is_available():
         # Block by block: the loss runs outside the graph.
@@ -109,7 +112,7 @@ def recover(
     *,
     out: str,
     tokens: int = 0,
-    batch_tokens: int = 65536,
+    batch_tokens: int | None = None,
     settings: DistilSettings | None = None,
     reconstruction: Calibration | Tensor | TokenStream | None = None,
     samples: int = 128,
@@ -121,22 +124,26 @@ def recover(
 ) -> Transformer:
     """Return the model after block-wise reconstruction and, with `tokens`, distillation on that many tokens.
 
-    Reconstruction uses `samples` windows of `data`, or of `reconstruction`, for `epochs` passes; 0 epochs leave it out.
-    `out` is the run folder: a call that was interrupted resumes there. `settings` are those of the loss (default:
-    forward KL against `teacher`), `changes` further keys of `TrainConfig`. Zeros of weights stay with `keep_zeros`.
+    Reconstruction uses the first `samples` windows of `data`, or those of `reconstruction`, for `epochs` passes; 0
+    epochs leave it out. Distillation reads the first `tokens` of `data`, in batches of `batch_tokens` (default: small
+    enough for 128 steps), by Muon (AdamW where zeros stay) at a fifth of its rate of pretraining, which then falls to
+    zero. `out` is the run folder: a call that was interrupted resumes there. `settings` are those of the loss (default:
+    half forward KL against `teacher`, half cross-entropy), `changes` further keys of `TrainConfig`. Zeros of weights
+    stay with `keep_zeros`.
     """
     start = _folder_of(model, os.path.join(out, "start"))
     large = _folder_of(teacher, os.path.join(out, "teacher"))
     fitted = os.path.join(out, "reconstructed")
     if epochs and not storage.exists(os.path.join(fitted, "config.json")):
+        student, place = open_for_blocks(start, device)
         student = reconstruct(
-            load_folder(start),
-            load_folder(large),
+            student,
+            open_for_blocks(large, device)[0],
             data if reconstruction is None else reconstruction,
             samples=samples,
             epochs=epochs,
             keep_zeros=keep_zeros,
-            device=device,
+            device=place,
             in_place=True,
         )
         save_folder(student, fitted)
@@ -146,6 +153,16 @@ def recover(
     stream = data.config
     if stream.epoch_windows is not None:
         raise UsageError("data has epoch_windows, which a training run does not take", fix="leave it out")
+    batch = batch_tokens or _batch_tokens(tokens, stream.seq_len)
+    steps = tokens // batch
+    keeps = keep_zeros and _has_zeros(start)
+    defaults: dict[str, Any] = {
+        # A step of Muon mixes the weights of a matrix, zeros too.
+        "optimizer": OptimizerConfig(kind="adamw" if keeps else "muon", lr=lr),
+        "schedule": ScheduleConfig(kind="linear", warmup=round(_WARMUP * steps), total=max(1, steps)),
+        "trackers": (),
+        "plots": False,
+    }
     config = DistilConfig(
         train=TrainConfig(
             model=start,
@@ -157,17 +174,27 @@ def recover(
                 exclude_sources=stream.exclude_sources,
                 exclude_licences=stream.exclude_licences,
             ),
-            batch_tokens=batch_tokens,
+            batch_tokens=batch,
             budget_tokens=tokens,
             out=os.path.join(out, "run"),
             seed=stream.seed,
-            keep_zeros=keep_zeros and _has_zeros(start),
-            **{"optimizer": OptimizerConfig(lr=lr), "trackers": (), "plots": False, **changes},
+            keep_zeros=keeps,
+            **{**defaults, **changes},
         ),
-        distil=replace(settings, teacher=large) if settings is not None else DistilSettings(teacher=large),
+        distil=replace(settings or DistilSettings(cross_entropy=0.5, teacher=large), teacher=large),
     )
     distil(config)
     return load_folder(os.path.join(out, "run", MODEL))
+
+
+def _batch_tokens(tokens: int, seq_len: int) -> int:
+    """Return the tokens of a step: a power of two of windows, small enough for `_STEPS` steps.
+
+    >>> _batch_tokens(1_250_000, 1024), _batch_tokens(10_240, 256), _batch_tokens(10**9, 2048)
+    (8192, 256, 65536)
+    """
+    windows = max(1, min(tokens // _STEPS, _LARGEST_BATCH) // seq_len)
+    return (1 << (windows.bit_length() - 1)) * seq_len
 
 
 def _folder_of(model: Transformer | str, folder: str) -> str:
