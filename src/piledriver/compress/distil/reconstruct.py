@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +102,7 @@ def _fit(
     walk: BlockWalk, name: str, block: nn.Module, goals: list[Tensor], *, epochs: int, lr: float, keep_zeros: bool
 ) -> dict[str, float]:
     """Train a block on the walk's states; return its relative squared error before and after."""
-    before = _error(walk, name, block, goals)
+    before, size = _error(walk, name, block, goals)
     if not before:  # an unchanged block
         return {"before": before, "after": before}
     known = {key: (parameter.dtype, parameter.requires_grad) for key, parameter in block.named_parameters()}
@@ -114,7 +113,7 @@ def _fit(
         parameter.requires_grad_(True)
     zeros = [(parameter, parameter == 0) for parameter in trained if keep_zeros and parameter.dim() > 1]
     optimizer = torch.optim.Adam(trained, lr=lr, betas=(0.9, 0.95), fused=walk.device.type == "cuda")
-    scale = math.fsum(float(goal.float().square().mean()) for goal in goals) / len(goals)
+    scale = size / sum(goal.numel() for goal in goals)
     steps, step = epochs * len(goals), 0
     warmup = max(1, round(_WARMUP * steps))
     for _ in range(epochs):
@@ -123,7 +122,8 @@ def _fit(
                 group["lr"] = lr * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
             with torch.enable_grad():
                 out = walk.output(name, block, index)
-                loss = (out.float() - goal.to(out.device).float()).square().mean() / max(scale, 1e-12)
+                wide = goal.to(out.device, non_blocking=True).float()
+                loss = (out.float() - wide).square().mean() / max(scale, 1e-12)
             loss.backward()  # type: ignore[no-untyped-call]
             for parameter, mask in zeros:
                 if parameter.grad is not None:
@@ -135,7 +135,7 @@ def _fit(
         dtype, requires_grad = known[key]
         parameter.data = parameter.data.to(dtype)
         parameter.requires_grad_(requires_grad)
-    after = _error(walk, name, block, goals)
+    after, _ = _error(walk, name, block, goals)
     if not after < before:
         # A rate that is too high for this block: the compressed weights were better.
         for key, parameter in block.named_parameters():
@@ -144,10 +144,11 @@ def _fit(
 
 
 @torch.no_grad()
-def _error(walk: BlockWalk, name: str, block: nn.Module, goals: list[Tensor]) -> float:
-    difference = size = 0.0
+def _error(walk: BlockWalk, name: str, block: nn.Module, goals: list[Tensor]) -> tuple[float, float]:
+    """Return the relative squared error of a block's outputs, and the sum of squares of the goals."""
+    sums = torch.zeros(2, dtype=torch.float64, device=walk.device)
     for (_, out), goal in zip(walk.outputs(name, block), goals, strict=True):
-        wide: Any = goal.to(out.device).float()
-        difference += float((out.float() - wide).double().square().sum())
-        size += float(wide.double().square().sum())
-    return difference / max(size, 1e-30)
+        wide = goal.to(out.device, non_blocking=True).float()
+        sums += torch.stack([(out.float() - wide).double().square().sum(), wide.double().square().sum()])
+    difference, size = sums.tolist()
+    return difference / max(size, 1e-30), size
