@@ -15,6 +15,7 @@ from piledriver.core.errors import ConfigError, CorruptFileError, StorageError
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import (
     InterchangeError,
+    allocate_folder,
     load_folder,
     load_weights,
     read_config,
@@ -68,6 +69,16 @@ def test_bfloat16_is_kept(tmp_path: Path) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert theirs.dtype == torch.bfloat16
     assert theirs.config.eos_token_id == 5
+
+
+def test_memory_may_be_allocated_before_weights_are_read(tmp_path: Path) -> None:
+    save_folder(Transformer(preset("tiny-moe", layers=2, vocab_size=64)), tmp_path, extra={"eos_token_id": 5})
+    whole, later = load_folder(tmp_path), allocate_folder(tmp_path)
+    load_weights(later, tmp_path)
+    assert later.generation == whole.generation == {"bos_token_id": None, "eos_token_id": 5, "pad_token_id": None}
+    for (name, mine), (other, theirs) in zip(later.named_parameters(), whole.named_parameters(), strict=True):
+        assert name == other
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,6 +4,7 @@ from piledriver.models.interchange.config_json import read_config, write_config
 from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.folder.copy_files import copy_model_files
 from piledriver.models.interchange.folder.load import (
+    allocate_folder,
     load_folder,
     load_weights,
     read_folder_config,
@@ -15,6 +16,7 @@ from piledriver.models.interchange.folder.weights import read_weights, stored_pa
 
 __all__ = [
     "InterchangeError",
+    "allocate_folder",
     "copy_model_files",
     "load_folder",
     "load_weights",

@@ -15,7 +15,7 @@ from piledriver.models.config import ModelConfig
 from piledriver.models.interchange.config_json import read_config, read_token_ids
 from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.folder.files import AGAIN, GENERATION
-from piledriver.models.interchange.folder.names import meta_parameters, stays_fp32
+from piledriver.models.interchange.folder.names import stays_fp32
 from piledriver.models.interchange.folder.quantised import quantised_layers
 from piledriver.models.interchange.folder.weights import read_weights
 from piledriver.models.quantised import StackedCodes, replace_experts, replace_linear
@@ -32,21 +32,11 @@ def load_folder(
     `model.source_config`; `save_folder` writes both. Quantised layers stay quantised where our kernels take them, and
     become dense otherwise.
     """
-    config, theirs = read_folder_config(folder)
-    with torch.device("meta"):
-        model = Transformer(config)
+    model = allocate_folder(folder, device=device, dtype=dtype)
+    config, theirs = model.config, cast(dict[str, Any], model.source_config)
     quantised = quantised_layers(folder, config, theirs) if theirs.get("quantization_config") else {}
-    dense = {name for name in meta_parameters(config) if name not in quantised}
-    weights = read_weights(folder, config, theirs, dense)
-    first_name, first = next(weights)
-    model.to(dtype or first.dtype).to_empty(device=device)
-    targets = dict(model.named_parameters())
-    for name, parameter in targets.items():
-        if stays_fp32(name):
-            parameter.data = parameter.data.float()
-    _copy(targets[first_name], first)
-    for name, tensor in weights:
-        _copy(targets[name], tensor)
+    targets = {name: parameter for name, parameter in model.named_parameters() if name not in quantised}
+    _read(targets, folder, config, theirs)
     for name, layer in quantised.items():
         if not isinstance(layer, StackedCodes):
             replace_linear(model, name.removesuffix(".weight"), layer.to(device))
@@ -54,6 +44,23 @@ def load_folder(
             experts = name.removesuffix(".gate_up")
             down = cast(StackedCodes, quantised[f"{experts}.down"])
             replace_experts(model, experts, layer.to(device), down.to(device))
+    return model
+
+
+def allocate_folder(
+    folder: str | os.PathLike[str], *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> Transformer:
+    """Return the model of a checkpoint folder with memory for its weights, which `load_weights` reads.
+
+    What needs shapes and no values can be prepared in between. Layers of a quantised folder are dense.
+    """
+    config, theirs = read_folder_config(folder)
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.to(dtype or stored_dtype(folder)).to_empty(device=device)
+    for name, parameter in model.named_parameters():
+        if stays_fp32(name):
+            parameter.data = parameter.data.float()
     model.compression = list(theirs.get("compression") or [])
     model.source_config, model.generation = theirs, read_generation(folder, theirs)
     return model
@@ -70,9 +77,7 @@ def load_weights(model: Transformer, folder: str | os.PathLike[str]) -> None:
             f"the config of {os.fspath(folder)} is of another shape than the model's",
             fix="build the model from that config",
         )
-    targets = dict(model.named_parameters())
-    for name, tensor in read_weights(folder, config, theirs, targets):
-        _copy(targets[name], tensor)
+    _read(dict(model.named_parameters()), folder, config, theirs)
 
 
 def read_folder_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
@@ -91,6 +96,16 @@ def stored_dtype(folder: str | os.PathLike[str]) -> torch.dtype:
     """Return the dtype of a folder's embedding, in which its weights are loaded."""
     config, theirs = read_folder_config(folder)
     return next(read_weights(folder, config, theirs))[1].dtype
+
+
+def _read(
+    targets: dict[str, Tensor], folder: str | os.PathLike[str], config: ModelConfig, theirs: Mapping[str, Any]
+) -> None:
+    """Copy the weights of a folder to parameters; those of one device are put together there."""
+    places = {target.device for target in targets.values()}
+    whole = len(places) == 1 and not any(is_dtensor(target) for target in targets.values())
+    for name, tensor in read_weights(folder, config, theirs, targets, device=places.pop() if whole else None):
+        _copy(targets[name], tensor)
 
 
 @torch.no_grad()

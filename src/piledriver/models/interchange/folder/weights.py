@@ -27,10 +27,13 @@ def read_weights(
     config: ModelConfig,
     theirs: Mapping[str, Any],
     names: Container[str] | None = None,
+    *,
+    device: torch.device | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (our name, tensor) of every parameter, or of `names` only; `theirs` is the content of its config.json.
 
-    Missing or unknown tensors raise `InterchangeError`.
+    With a `device`, their tensors are moved there before ours are put together. Missing or unknown tensors raise
+    `InterchangeError`.
     """
     kind, files = family_of(theirs), tensor_files(Path(folder))
     unread = set(files)
@@ -45,7 +48,7 @@ def read_weights(
                 found = stored_name(tensors, kind, source, folder)
                 unread.difference_update(tensors.parts(found))
                 if names is None or name in names:
-                    parts.append(tensors.dense(found))
+                    parts.append(tensors.dense(found).to(device=device))
             if parts:
                 _check_shapes(folder, sources, parts, OPERATIONS[operation].write(shapes[name], config))
                 yield name, OPERATIONS[operation].read(parts, config)
