@@ -26,16 +26,19 @@ if triton is not None:
     def _rms_norm(
         x, weight, out, dim, stride, eps, WEIGHT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
     ):  # fmt: skip
-        if EARLY:
-            gdc_launch_dependents()
-            gdc_wait()
-        row = tl.program_id(0).to(tl.int64)
         columns = tl.arange(0, BLOCK)
         inside = columns < dim
+        if EARLY:
+            gdc_launch_dependents()
+        if WEIGHT:  # a parameter: it is on its way while the kernel waits for the row
+            gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        if EARLY:
+            gdc_wait()
+        row = tl.program_id(0).to(tl.int64)
         value = tl.load(x + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
         value = value * tl.rsqrt(tl.sum(value * value, axis=0) / dim + eps)
         if WEIGHT:
-            value = value * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+            value = value * gain
         tl.store(out + row * dim + columns, value.to(out.dtype.element_ty), mask=inside)
 
     # Addresses of values read one by one depend on the number of rows: aligned or not, one variant does.

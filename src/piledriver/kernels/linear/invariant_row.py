@@ -58,6 +58,11 @@ if triton is not None:
                 if GATE > 0:
                     prefetch(w_rows + GATE * weight_stride + begin, PREFETCH, LINE)
             gdc_wait()
+        first = (tokens == 0)[None, :]
+        here = live[:, None] & first
+        places = index[:, None] + tokens[None, :] * 0
+        if RESIDUAL:  # on its way while the product is computed
+            added = tl.load(residual + places, mask=here, other=0.0)
         for k in range(begin, end, BK):
             inside = (k + offsets < columns)[None, :]
             w = tl.load(w_rows + (k + offsets)[None, :], mask=inside, other=0.0)
@@ -70,19 +75,19 @@ if triton is not None:
             gdc_launch_dependents()
         done = True
         if PARTS > 1:
-            size: tl.constexpr = BN * 16 * (2 if GATE > 0 else 1)
+            size: tl.constexpr = BN * (2 if GATE > 0 else 1)
             base = partial + tile.to(tl.int64) * PARTS * size
-            within = tl.arange(0, BN)[:, None] * 16 + tokens[None, :]
-            tl.store(base + piece * size + within, total)
+            within = tl.arange(0, BN)[:, None] + tokens[None, :] * 0
+            tl.store(base + piece * size + within, total, mask=first)
             if GATE > 0:
-                tl.store(base + piece * size + BN * 16 + within, other)
+                tl.store(base + piece * size + BN + within, other, mask=first)
             tl.debug_barrier()
             done = tl.atomic_add(counters + tile, 1, sem="acq_rel") == PARTS - 1
             if done:
                 tl.debug_barrier()
                 total = add_parts(base + within, size, PARTS)
                 if GATE > 0:
-                    other = add_parts(base + BN * 16 + within, size, PARTS)
+                    other = add_parts(base + BN + within, size, PARTS)
                 tl.store(counters + tile, 0)
         if done:
             if BIAS:
@@ -91,10 +96,8 @@ if triton is not None:
                     other = other + tl.load(bias + rows + GATE).to(tl.float32)[:, None]
             if GATE > 0:
                 total = total / (1.0 + tl.exp(-total)) * other
-            here = live[:, None] & (tokens == 0)[None, :]
-            places = index[:, None] + tokens[None, :] * 0
             if RESIDUAL:
-                total = total + tl.load(residual + places, mask=here, other=0.0).to(tl.float32)
+                total = total + added.to(tl.float32)
             tl.store(out + places, total.to(out.dtype.element_ty), mask=here)
 
 
@@ -115,7 +118,7 @@ def invariant_row_linear(
     chosen = config or row_shape(outputs, parts, gate=bool(gate_block))
     tiles = triton.cdiv(outputs, chosen["bn"])
     row = fused.normalised(x)
-    partial, counters = workspace(x.device, tiles * parts * chosen["bn"] * 32 if parts > 1 else 1, tiles)
+    partial, counters = workspace(x.device, tiles * parts * chosen["bn"] * 2 if parts > 1 else 1, tiles)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     early, soon = starts_early(x.device), prefetched(chosen["prefetch"], columns - (parts - 1) * part, _LINE)
     _linear_row[(tiles, parts)](
