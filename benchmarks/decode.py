@@ -296,13 +296,11 @@ import sys, time
 def say(name): print(name, time.time(), flush=True)
 import torch
 say("import torch")
-from piledriver.models.interchange import load_folder
-from piledriver.serve import Engine, SamplingParams
+from piledriver.serve import SamplingParams
+from piledriver.serve.offline import load_engine
 say("import piledriver")
-model = load_folder(sys.argv[1], device="cuda")
-say("weights")
-engine = Engine(model, max_context=4096)
-say("engine")
+engine = load_engine(sys.argv[1], device=torch.device("cuda"), max_context=4096)
+say("engine and weights")
 engine.generate([list(range(100))], SamplingParams(max_tokens=1, temperature=0))
 say("first token")
 """

@@ -11,9 +11,10 @@ from piledriver.core import storage
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.engine import Layout
+from piledriver.kernels.compile_ahead import start_compiler
 from piledriver.kernels.linear import WeightKind
 from piledriver.models import Transformer
-from piledriver.models.interchange import load_folder
+from piledriver.models.interchange import allocate_folder, load_folder, load_weights, read_folder_config
 from piledriver.models.quantised import quantise_linears
 from piledriver.serve.engine import Engine
 from piledriver.serve.errors import ServeError
@@ -61,15 +62,42 @@ def open_engine(
     each rank loads its shard: all ranks call this in connected processes, and those with `Engine.follows` then call
     `Engine.follow`.
     """
-    place = device or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    place = torch.device(device or torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    if place.type == "cuda":
+        start_compiler()
     if layout is not None and layout.tp > 1:
         if quantise is not None:
             raise ServeError("quantised weights are not sharded", fix="serve without quantise, or with tp=1")
         from piledriver.serve.execution.tensor_parallel.load import load_sharded
 
-        shard = load_sharded(folder, layout, device=torch.device(place), dtype=dtype)
+        shard = load_sharded(folder, layout, device=place, dtype=dtype)
         return Engine(shard, tokenizer or open_tokenizer(folder), **settings)
+    tokenizer = tokenizer or open_tokenizer(folder)
+    if quantise is None:
+        return load_engine(folder, tokenizer, device=place, dtype=dtype, **settings)
     model = load_folder(folder, device=place, dtype=dtype).requires_grad_(False)
-    if quantise is not None:
-        quantise_linears(model, quantise, head="int8" if quantise == "int4" else quantise)
-    return Engine(model, tokenizer or open_tokenizer(folder), **settings)
+    quantise_linears(model, quantise, head="int8" if quantise == "int4" else quantise)
+    return Engine(model, tokenizer, **settings)
+
+
+def load_engine(
+    folder: storage.Location,
+    tokenizer: Tokenizer | None = None,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    **settings: Any,
+) -> Engine:
+    """Return an engine for the weights of a model folder; on a GPU, kernels are compiled while they are read.
+
+    Without a tokenizer it takes and returns token ids.
+    """
+    if device.type != "cuda" or "quantization_config" in read_folder_config(folder)[1]:
+        return Engine(load_folder(folder, device=device, dtype=dtype).requires_grad_(False), tokenizer, **settings)
+    start_compiler()
+    model = allocate_folder(folder, device=device, dtype=dtype).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.zero_()  # the dry run that finds the kernels computes with them
+    engine = Engine(model, tokenizer, **settings)
+    load_weights(model, folder)
+    return engine

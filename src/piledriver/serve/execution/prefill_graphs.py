@@ -61,12 +61,15 @@ class PrefillGraphs:
 
     def run(self, inputs: StepInputs, temperature: float, uniform: float) -> DecodeResult:
         """Run a prefill: logits of its last token, and a token sampled from them."""
-        size = next(size for size in PREFILL_SIZES if size >= len(inputs.tokens))
-        bound = context_bound(max(int(inputs.contexts[0]), size), self._max_context)
-        self._fill(inputs, temperature, uniform, size)
-        return self._graphs.run((size, bound), self._run)
+        return self._graphs.run(self._fill(inputs, temperature, uniform), self._run)
 
-    def _fill(self, inputs: StepInputs, temperature: float, uniform: float, size: int) -> None:
+    def run_eagerly(self, inputs: StepInputs, temperature: float, uniform: float) -> DecodeResult:
+        """Run a prefill without a graph, and without counting it as the first use of its size."""
+        return self._run(*self._fill(inputs, temperature, uniform))
+
+    def _fill(self, inputs: StepInputs, temperature: float, uniform: float) -> tuple[int, int]:
+        """Send the inputs to the device; return the padded number of tokens and the bound of the context."""
+        size = next(size for size in PREFILL_SIZES if size >= len(inputs.tokens))
         buffer, count, slot = self._host.next().numpy(), len(inputs.tokens), int(inputs.slots[0])
         positions = inputs.positions
         blocks = self._host_tables.array[slot, positions // self._block_size]
@@ -85,6 +88,7 @@ class PrefillGraphs:
         numbers[_TEMPERATURE], numbers[_UNIFORM] = temperature, uniform
         self._spans = (*inputs.spans, (size - count, size - count))
         self._host.send()
+        return size, context_bound(max(int(inputs.contexts[0]), size), self._max_context)
 
     def _run(self, size: int, bound: int) -> DecodeResult:
         rows, scalars = self._inputs[: 3 * _MOST].view(3, _MOST)[:, :size].long(), self._inputs[3 * _MOST :]

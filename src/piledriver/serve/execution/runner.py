@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piledriver.kernels.compile_ahead import CompiledAhead, compile_ahead
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.kernels.sampling import Drawn
 from piledriver.models import Transformer
@@ -27,6 +28,8 @@ from piledriver.serve.scheduling.scheduler import Step
 from piledriver.serve.scheduling.sequence import Sequence
 
 _PROMPT_ROWS = 64
+_FIRST_PROMPT = 128
+"""Tokens of the prompt whose kernels are compiled ahead."""
 
 
 @dataclass(slots=True)
@@ -98,6 +101,19 @@ class Runner:
             self._prefill_graphs = PrefillGraphs(
                 forward, cache, tables, self._tables, self._last_tokens, invariant=invariant
             )
+        self._compiling: CompiledAhead | None = None
+
+    @torch.inference_mode()
+    def compile_first_step(self) -> None:
+        """Start compiling what a short prompt needs, in threads; weights may be loaded meanwhile."""
+        if self._prefill_graphs is not None:
+            inputs = self._padding_inputs(0, _FIRST_PROMPT)
+            self._compiling = compile_ahead(functools.partial(self._prefill_graphs.run_eagerly, inputs, 0.0, 0.0))
+
+    def _finish_compiling(self) -> None:
+        if self._compiling is not None:
+            self._compiling.wait()
+            self._compiling = None
 
     def preparations(self) -> Iterator[Callable[[], Any]]:
         """Yield what requests will need, in short parts for `prepare`: kernels to compile, graphs to capture."""
@@ -117,6 +133,7 @@ class Runner:
     @torch.inference_mode()
     def prepare(self, part: Callable[[], Any]) -> None:
         """Run one of `preparations`, as a step would."""
+        self._finish_compiling()
         part()
 
     def _prepare_prefill(self, decoding: int, prompt: int) -> None:
@@ -150,6 +167,7 @@ class Runner:
     @torch.inference_mode()
     def launch_forward(self, step: Step) -> Forwarded:
         """Start the forward pass of a step; tokens that the host has not read yet may be among its inputs."""
+        self._finish_compiling()
         changed = [chunk.sequence for chunk in step.chunks if self.tables.update(chunk.sequence)]
         if changed:
             slots = np.array([sequence.slot for sequence in changed])
