@@ -99,7 +99,7 @@ def stored_dtype(folder: str | os.PathLike[str]) -> torch.dtype:
 
 
 def _read(
-    targets: dict[str, Tensor], folder: str | os.PathLike[str], config: ModelConfig, theirs: Mapping[str, Any]
+    targets: Mapping[str, Tensor], folder: str | os.PathLike[str], config: ModelConfig, theirs: Mapping[str, Any]
 ) -> None:
     """Copy the weights of a folder to parameters; those of one device are put together there."""
     places = {target.device for target in targets.values()}
