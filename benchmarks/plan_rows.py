@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from piledriver.core.errors import PiledriverError
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
-from piledriver.plan.blocks.parameters import even_stages
+from piledriver.plan.blocks.parameters import Stage, even_stages
 from piledriver.plan.blocks.setting import Traits
 from piledriver.plan.hardware.catalog import make_cluster
 from piledriver.plan.hardware.cluster import Cluster
@@ -37,6 +38,7 @@ _OLD = Traits(
     fp32_gradients=False,
     master_copy=True,
     scatter_sends=True,
+    stage_buffers=False,
 )
 # FlashAttention-2 on Hopper, beside kernels that use its asynchronous matrix units (arXiv 2407.08608, figures 5 and 6).
 _FLASH_2 = 0.75
@@ -50,6 +52,7 @@ _TORCHTITAN = Traits(
     alternate_products=True,
     hopper_attention=_FLASH_2,
     fp8_gathers=True,
+    scatter_sends=True,
 )
 SOFTWARE = {
     "vtrain": _OLD,
@@ -92,7 +95,7 @@ SOFTWARE = {
     "torchtitan": _TORCHTITAN,
     # Until 2025 its loss ran eagerly beside compiled blocks ("compiling loss function causes CUDA errors").
     "torchtitan-2024": replace(_TORCHTITAN, compiled_loss=False),
-    "torchtitan-2024-async": replace(_TORCHTITAN, compiled_loss=False, overlap_tp=_ASYNC_TP),
+    "torchtitan-2024-async": replace(_TORCHTITAN, compiled_loss=False, overlap_tp=_ASYNC_TP, reordered_gathers=True),
 }
 
 
@@ -128,7 +131,7 @@ class Row:
             compiled=self.compiled,
             traits=SOFTWARE[self.software],
             efficiency=efficiency,
-            stages=even_stages(self.config, self.layout.stages),
+            stages=stages_of_row(self),
         ).total
 
 
@@ -142,7 +145,21 @@ def timelines_of(row: Row) -> list[Timeline]:
         accumulation=row.accumulation,
         compiled=row.compiled,
         traits=SOFTWARE[row.software],
-        stages=even_stages(row.config, row.layout.stages),
+        stages=stages_of_row(row),
+    )
+
+
+def stages_of_row(row: Row) -> tuple[Stage, ...]:
+    """Return the stages as the software cuts them: evenly, or, as torchtitan, with what is left in those between."""
+    layers, count = row.config.layers, row.layout.stages
+    if not row.software.startswith("torchtitan") or count < 3:
+        return even_stages(row.config, count)
+    few, more = divmod(layers, count)
+    sizes = [few, *(few + (number < more) for number in range(count - 2))]
+    edges = [0, *itertools.accumulate(sizes), layers]
+    return tuple(
+        Stage(range(begin, end), number == 0, number == count - 1)
+        for number, (begin, end) in enumerate(itertools.pairwise(edges))
     )
 
 

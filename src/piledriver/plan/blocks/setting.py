@@ -45,6 +45,10 @@ class Traits:
     """Selective recomputation keeps every second matrix product and computes the others again (torchtitan)."""
     scatter_sends: bool = False
     """Pipeline stages send 1 / tp of an activation from each rank, and gather it inside the node."""
+    stage_buffers: bool = True
+    """Pipeline stages have a buffer for each micro-batch that they receive, and keep their outputs (torch's stages)."""
+    reordered_gathers: bool = False
+    """Tensor parallelism that runs beside products gathers sequences in another order than that of their batch."""
     fused_casts: bool = False
     """Norms and activations write fp8 themselves."""
     fp8_gathers: bool = False

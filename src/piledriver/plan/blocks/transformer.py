@@ -159,4 +159,6 @@ def _backward_workspace(w: Widths) -> float:
         wide *= w.expert_rows / w.tokens
     rows = w.inner * (2 if w.gated else 1) * w.dim
     weight = rows * (w.size + (0 if w.size == 4 else 4)) if w.moe is None else 0.0
-    return w.tokens * (wide + 2 * w.dim) * w.size + weight
+    # Products for weight gradients want the tokens of all sequences in one order.
+    orders = 2 if w.setting.traits.reordered_gathers and w.setting.tp > 1 and w.setting.sequences > 1 else 1
+    return orders * w.tokens * (wide + 2 * w.dim) * w.size + weight

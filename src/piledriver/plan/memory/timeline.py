@@ -229,7 +229,31 @@ class _Rank:
             Owner("weights", "weights of embedding and output", self.ends.weights),
             Owner("optimizer states", f"{self.optimizer} states", layers * self.block.states + self.ends.states),
             Owner("workspace", "library workspaces", _LIBRARY_BYTES if self.kind == "cuda" else 0.0),
+            *self._received(),
         )
+
+    def _received(self) -> tuple[Owner, ...]:
+        """A pipeline's buffers for what other ranks send: one for each micro-batch of a step, kept between steps.
+
+        Those of activations become the kept inputs of a stage's first block while a micro-batch is in flight.
+        """
+        if self.layout.pp == 1 or not self.traits.stage_buffers:
+            return ()
+        own = stages_by_rank(self.layout)[self.rank]
+        inputs = sum(number > 0 and number - 1 not in own for number in own)
+        gradients = sum(number < self.layout.stages - 1 and number + 1 not in own for number in own)
+        waiting = max(0.0, self.accumulation - self._in_flight)
+        size = self._border_bytes
+        return (
+            Owner("communication buffers", "activations from the stage before", inputs * waiting * size),
+            Owner("communication buffers", "gradients from the next stage", gradients * self.accumulation * size),
+        )
+
+    @property
+    def _border_bytes(self) -> float:
+        """Bytes that a stage sends to the next for one micro-batch."""
+        size = self.setting.tokens * self.config.dim * self.setting.itemsize
+        return size / self.layout.tp if self.traits.scatter_sends else size
 
     @property
     def _all_gradients(self) -> float:
@@ -265,6 +289,33 @@ class _Rank:
             return min(count, layout.pp)
         chunks = (after - 1) * 2 + (per - 1) * layout.pp + 1
         return min(float(count), chunks / per)
+
+    def _fullest(self) -> tuple[float, float]:
+        """Micro-batches in flight and bytes of earlier gradients, at the moment that has the most of both.
+
+        Where a pipeline rank runs all its forwards first, no gradient exists while all of them are in flight; after
+        the first backward those of one of its stages do.
+        """
+        most, earlier = self._in_flight, self._earlier_gradients()
+        if self.traits.master_copy or not self._runs_forwards_first:
+            return most, earlier
+        stages = len(self.stages)
+        kept = self.layers * self.kept_by_block
+        return max((most, 0.0), (most - 1 / stages, earlier / stages), key=lambda pair: pair[0] * kept + pair[1])
+
+    @property
+    def _runs_forwards_first(self) -> bool:
+        """Whether a pipeline rank runs the forwards of all micro-batches before its first backward."""
+        return self.layout.pp > 1 and self._in_flight >= self.accumulation
+
+    @property
+    def _after_a_backward(self) -> float:
+        """Micro-batches in flight when all stages of a rank have gradients for the first time, but for its last block.
+
+        Of several stages that ran all forwards first, one has run its backwards when the next begins.
+        """
+        most, stages = self._in_flight, len(self.stages)
+        return most * (1 - 1 / stages) if self._runs_forwards_first and stages > 1 else most - 1.0
 
     def _gathered(self, blocks: int, *, root: bool = True) -> list[Owner]:
         """Zero 3: blocks gathered in the compute dtype, the copy that the collective fills, and the root's.
@@ -311,6 +362,10 @@ class _Rank:
         found = [Owner("kept activations", name, scale * size) for name, size in self._kept_tensors]
         if self.first:
             found.append(Owner("kept activations", "tokens", share * sum(one.bytes for one in self.embedding.kept)))
+        if self.layout.pp > 1 and self.traits.stage_buffers:
+            # Their backward starts from them.
+            outputs = sum(not stage.last for stage in self.stages) * share * self._border_bytes
+            found.append(Owner("kept activations", "outputs of stages", outputs))
         return found
 
     @functools.cached_property
@@ -324,15 +379,17 @@ class _Rank:
         return make_phase("before the forward", self._fixed(gradients=gradients))
 
     def _forward(self) -> Phase:
-        owners = self._fixed(gradients=self._earlier_gradients())
-        owners += self._kept_owners(self._in_flight)
+        in_flight, earlier = self._fullest()
+        owners = self._fixed(gradients=earlier)
+        owners += self._kept_owners(in_flight)
         owners += self._gathered(2)
         owners.append(Owner("workspace", "temporaries of a block's forward", self.cost.forward_workspace))
         return make_phase("forward, last block", owners)
 
     def _loss(self) -> Phase:
-        owners = self._fixed(gradients=self._earlier_gradients())
-        owners += self._kept_owners(self._in_flight)
+        in_flight, earlier = self._fullest()
+        owners = self._fixed(gradients=earlier)
+        owners += self._kept_owners(in_flight)
         owners += self._gathered(1)
         both = max(self.loss.forward_peak, self.loss.backward_peak, key=lambda many: sum(one.bytes for one in many))
         owners += [Owner("loss", one.name, one.bytes) for one in (*self.loss.kept, *both)]
@@ -345,9 +402,10 @@ class _Rank:
         """
         blocks = (self.layers - 1 if first else 0) * self.block.gradients
         gradients = blocks + self.ends.gradients - self.embedding_gradients + self._gradients_at_mlp()
-        gradients = max(gradients, self._earlier_gradients())
-        owners = self._fixed(gradients=gradients)
-        alive = self._in_flight - 1.0 + (1.0 / max(self.layers, 1) if first else 1.0)
+        alive, earlier = self._fullest()
+        if first:
+            alive, earlier = self._after_a_backward + 1.0 / max(self.layers, 1), self._earlier_gradients()
+        owners = self._fixed(gradients=max(gradients, earlier))
         if self.layout.activation_offload and self.layers > 2:
             alive *= 1.7  # besides the block at work and the one that comes back, one that has just been used
         owners += self._kept_owners(max(alive, 0.0))
