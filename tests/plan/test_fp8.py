@@ -14,7 +14,6 @@ from piledriver.models.presets import preset
 from piledriver.plan.blocks.setting import setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.errors import PlanError
-from piledriver.plan.memory.optimizer_workspace import newton_schulz_bytes
 from piledriver.plan.memory.states import state_bytes_of
 
 
@@ -38,9 +37,6 @@ def test_fp8_weights_are_those_of_the_engine(name: str) -> None:
     assert kept == cost.fp8_parameters
 
 
-def test_muon_stacks_a_batch_beside_the_one_before() -> None:
-    config = replace(preset("llama-1.2b"), layers=3)
-    gate_up, down = 2 * config.mlp_dim * config.dim, config.mlp_dim * config.dim
-    assert newton_schulz_bytes(config, Layout().on(1), 3) == 3 * (2 * 4 * down + (4 + 2) * gate_up)
+def test_an_unknown_optimizer_is_named() -> None:
     with pytest.raises(PlanError, match="adamww"):
         state_bytes_of((2, 2), "adamww", 4)
