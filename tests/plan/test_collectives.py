@@ -30,6 +30,7 @@ from piledriver.optim.shards import local
 from piledriver.plan.blocks.parameters import stages_of_layout
 from piledriver.plan.collectives import step_collectives
 from piledriver.plan.memory.states import stage_total
+from piledriver.plan.memory.timeline import step_timelines
 from piledriver.plan.time.links import axes_of_layout
 from tests.checkpoint.processes import run as on_ranks
 
@@ -161,11 +162,29 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Any, config:
         (sums.total / sums.tokens).backward()
     steps = [one for group in optimizer.param_groups for one in group["params"]]
     gradients = [one.grad for one in (steps if mesh.layout.zero == 2 else model.parameters()) if one.grad is not None]
-    held = {"weights": _held(model.parameters()), "gradients": _held(gradients)}
+    held = {"weights": _held(model.parameters()), "gradients": _held(gradients), **_received(known)}
     optimizer.step()
     optimizer.zero_grad()
     states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     return {**held, "states": _held(states)}
+
+
+def _received(known: Any) -> dict[str, float]:
+    """Bytes of the buffers that this rank's stages receive into."""
+    if known is None or known.pipeline is None:
+        return {}
+    (_, stages), *_ = known.pipeline._built.values()
+    return {
+        name: _held(one.buffer for stage in stages for many in infos(stage).values() for one in many if _is_sent(one))
+        for name, infos in (
+            ("activations", lambda stage: stage.args_recv_info),
+            ("gradients of activations", lambda stage: stage.grad_recv_info),
+        )
+    }
+
+
+def _is_sent(one: Any) -> bool:
+    return isinstance(getattr(one, "buffer", None), torch.Tensor)
 
 
 def _held(tensors: Any) -> float:
@@ -262,3 +281,29 @@ def test_bytes_are_those_that_ranks_hold(case: Case, measured: dict[str, Any]) -
         for name in ("weights", "gradients", "states"):
             largest = max(held[name] for held in ranks)
             assert getattr(said, name) == pytest.approx(largest, rel=0.01), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", [case for case in CASES if case.layout.pp > 1], ids=lambda case: case.name)
+def test_a_pipeline_has_a_buffer_for_each_micro_batch_that_it_receives(case: Case, measured: dict[str, Any]) -> None:
+    layout = case.layout.on(case.ranks)
+    micro = layout.microbatches or 1
+    timelines = step_timelines(
+        case.config,
+        replace(layout, precision="fp32"),
+        length=LENGTH,
+        sequences=ROWS // micro,
+        accumulation=micro,
+        compiled=False,
+        kind="cpu",
+        every_rank=True,
+    )
+    for number, timeline in enumerate(timelines):
+        said = {owner.name: owner.bytes for owner in timeline.phases[0].owners}
+        _, held = measured[case.name][number * case.ranks // layout.pp]
+        assert said["gradients from the next stage"] == held["gradients of activations"]
+        # Of the others, what is not in flight: those are kept activations.
+        in_flight = min(micro, layout.pp - number)
+        share = 1 - in_flight / micro
+        assert said["activations from the stage before"] == pytest.approx(share * held["activations"])
