@@ -3,7 +3,8 @@
 `python benchmarks/plan.py --rows FOLDER` prints the errors of every table of published runs in FOLDER (CSV files; the
 columns are described in docs/plan.md), `--markdown` the table of docs/plan.md, `--worst N` the rows that miss most.
 `--seeds N` fits N random tenths and prints the mean error of the other rows with its spread: how much the choice of
-the tenth decides.
+the tenth decides; with `--groups` those of model shapes and devices that no fitted row has. Rows that cannot be
+expressed as a layout are counted on stderr, by reason.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import argparse
 import json
 import random
 import statistics
+import sys
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plan_rows import GIB, Row, read_rows, tables, timelines_of
+from plan_rows import GIB, Row, parse_table, read_rows, tables, timelines_of
 
 from piledriver.plan.time.fit import fit_efficiency
 
@@ -51,9 +54,21 @@ def random_tenth(rows: list[Row], seed: int) -> list[Row]:
     return random.Random(seed).sample(rows, max(3, round(len(rows) / 10)))
 
 
-def spread(table: str, rows: list[Row], seeds: int) -> dict[str, object]:
+def of_other_groups(rows: list[Row], seed: int) -> tuple[list[Row], list[Row]]:
+    """Return a random tenth from a random half of the groups, and all rows of the other half."""
+    groups = sorted({row.group for row in rows})
+    half = set(random.Random(seed).sample(groups, max(1, len(groups) // 2)))
+    fitted = [row for row in rows if row.group in half]
+    tenth = random.Random(seed).sample(fitted, min(len(fitted), max(3, round(len(rows) / 10))))
+    return tenth, [row for row in rows if row.group not in half]
+
+
+def spread(table: str, rows: list[Row], seeds: int, *, groups: bool = False) -> dict[str, object]:
     """Fit on random tenths; return the mean error of the rest, its standard deviation, and the mean of the worst."""
-    outcomes = [judge(table, rows, random_tenth(rows, seed))[0] for seed in range(seeds)]
+    outcomes = []
+    for seed in range(seeds):
+        some, rest = of_other_groups(rows, seed) if groups else (random_tenth(rows, seed), None)
+        outcomes.append(judge(table, rows, some, rest)[0])
     means = [one.mean for one in outcomes]
     return {
         "table": table,
@@ -66,11 +81,13 @@ def spread(table: str, rows: list[Row], seeds: int) -> dict[str, object]:
     }
 
 
-def judge(table: str, rows: list[Row], some: list[Row] | None = None) -> tuple[Outcome, list[tuple[float, Row]]]:
+def judge(
+    table: str, rows: list[Row], some: list[Row] | None = None, rest: list[Row] | None = None
+) -> tuple[Outcome, list[tuple[float, Row]]]:
     """Fit on a tenth and return the errors of the rest."""
     some = chosen(rows) if some is None else some
     fitted = fit_efficiency([row.predict for row in some], [row.seconds or 0.0 for row in some])
-    rest = [row for row in rows if row not in some] or rows
+    rest = rest or [row for row in rows if row not in some] or rows
     misses = [(row.predict(fitted) / (row.seconds or 1.0) - 1, row) for row in rest]
     sizes = [abs(miss) for miss, _ in misses]
     outcome = Outcome(
@@ -113,16 +130,19 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--worst", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=0, help="fit this many random tenths instead of the usual one")
+    parser.add_argument("--groups", action="store_true", help="with --seeds: judge groups that no fitted row is of")
     args = parser.parse_args()
     if args.markdown:
         print("| runs | rows | fitted | mean error | median | worst | Kendall tau |\n|---|---|---|---|---|---|---|")
     for table in args.tables:
+        for reason, count in Counter(reason for _, reason in parse_table(args.rows, table)[1]).items():
+            print(f"{table}: {count} rows left out: {reason}", file=sys.stderr)
         rows = [row for row in read_rows(args.rows, table) if row.seconds]
         for software in sorted({fitted_together(row) for row in rows}):
             own = [row for row in rows if fitted_together(row) == software]
             name = table if len({fitted_together(row) for row in rows}) == 1 else f"{table}, {software}"
             if args.seeds:
-                print(json.dumps(spread(name, own, args.seeds)), flush=True)
+                print(json.dumps(spread(name, own, args.seeds, groups=args.groups)), flush=True)
                 continue
             outcome, misses = judge(name, own)
             if args.markdown:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import csv
 import functools
 import itertools
+import math
 import re
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -163,26 +165,56 @@ def stages_of_row(row: Row) -> tuple[Stage, ...]:
     )
 
 
+class RowError(ValueError):
+    """A row that cannot be expressed as a layout; the message says why."""
+
+
 def read_rows(folder: Path, name: str) -> list[Row]:
     """Return the rows of one table that can be expressed as a layout."""
+    return parse_table(folder, name)[0]
+
+
+@functools.cache
+def parse_table(folder: Path, name: str) -> tuple[list[Row], list[tuple[str, str]]]:
+    """Return the rows of one table, and of those that cannot be expressed as a layout the id and the reason."""
     path = folder / f"{name}.csv"
     if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as file:
-        found = [_row(name, raw) for raw in csv.DictReader(file)]
-    return [row for row in found if row is not None]
+        return [], []
+    found, others = [], []
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for line, given in enumerate(csv.DictReader(file), 2):
+            # A missing column is a blank one.
+            raw = defaultdict(str, {key: (text or "").strip() for key, text in given.items() if key is not None})
+            try:
+                found.append(_row(name, raw))
+            except (RowError, PiledriverError) as error:
+                others.append((raw["id"] or f"line {line}", str(error).splitlines()[0]))
+    return found, others
 
 
-def _row(table: str, raw: dict[str, str]) -> Row | None:
-    number: Callable[[str, int], int] = lambda key, default: int(float(raw[key])) if raw.get(key) else default  # noqa: E731
-    if raw["status"] != "ok" or not raw["layers"] or not raw["seq_len"] or not raw["hidden"]:
-        return None
+def _number(raw: Mapping[str, str], key: str) -> float:
+    """Return a positive number of a column; raises `RowError` if it is blank or none."""
+    try:
+        value = float(raw[key].replace(",", ""))
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise RowError(f"{key} is {raw[key]!r}" if raw[key] else f"no {key}")
+    return value
+
+
+def _row(table: str, raw: Mapping[str, str]) -> Row:
+    number: Callable[[str, int], int] = lambda key, default: int(_number(raw, key)) if raw[key] else default  # noqa: E731
+    if raw["status"] not in ("", "ok"):
+        raise RowError(f"status is {raw['status']!r}")
+    for key in ("layers", "seq_len", "hidden", "heads", "n_accelerators"):
+        _number(raw, key)
     software = _software(table, raw)
     count, length = number("n_accelerators", 0), number("seq_len", 0)
     tp, pp, cp, ep = (number(key, 1) for key in ("tp", "pp", "cp", "ep"))
     virtual = number("vpp", 0) or _virtual_stages(raw, pp)
-    if not count or count % (tp * pp * cp):
-        return None
+    if count % (tp * pp * cp):
+        raise RowError(f"{count} devices are not divisible by tp {tp} x pp {pp} x cp {cp}")
     dp = count // (tp * pp * cp)
     batch = number("global_batch", 0)
     micro = number("micro_batch", 0)
@@ -193,17 +225,14 @@ def _row(table: str, raw: dict[str, str]) -> Row | None:
         batch = dp * micro * pp
     if not batch:
         batch = dp * (micro or 1) * (1 if pp == 1 else 2 * pp)
-    try:
-        config = _config(raw, length)
-        layout = _layout(raw, tp, pp, cp, ep, virtual).on(count)
-        cluster = make_cluster(
-            raw["accelerator"],
-            count,
-            **({"node_size": number("node_size", 8)} if raw["node_size"] else {}),
-            **_network(raw),
-        )
-    except PiledriverError:
-        return None
+    config = _config(raw, length)
+    layout = _layout(raw, tp, pp, cp, ep, virtual).on(count)
+    cluster = make_cluster(
+        raw["accelerator"],
+        count,
+        **({"node_size": number("node_size", 8)} if raw["node_size"] else {}),
+        **_network(raw),
+    )
     if not micro and raw["model"].startswith("gpt2-"):
         micro = batch // dp  # in 2020 it did not accumulate gradients
     if not micro:
@@ -223,13 +252,13 @@ def _row(table: str, raw: dict[str, str]) -> Row | None:
         accumulation,
         raw["compile"] == "yes",
         seconds,
-        float(raw["memory_gib"]) if raw["memory_gib"] else None,
+        _number(raw, "memory_gib") if raw["memory_gib"] else None,
         raw["memory_kind"],
         raw["notes"],
     )
 
 
-def _software(table: str, raw: dict[str, str]) -> str:
+def _software(table: str, raw: Mapping[str, str]) -> str:
     if table == "torchtitan" and ("202412" in raw["source"] or "docs/performance" in raw["source"]):
         return "torchtitan-2024-async" if "async TP" in raw["notes"] else "torchtitan-2024"
     if table.startswith("vtrain"):
@@ -241,7 +270,7 @@ def _software(table: str, raw: dict[str, str]) -> str:
     return {"llm_foundry": "llm-foundry"}.get(table, table)
 
 
-def _network(raw: dict[str, str]) -> dict[str, object]:
+def _network(raw: Mapping[str, str]) -> dict[str, object]:
     accelerator = raw["accelerator"]
     if accelerator.startswith("a100") and raw["framework"].startswith("megatron-lm"):
         return {"network": "infiniband-hdr-8"}  # Selene: eight HDR adapters a node
@@ -250,19 +279,19 @@ def _network(raw: dict[str, str]) -> dict[str, object]:
     return {}
 
 
-def _config(raw: dict[str, str], length: int) -> ModelConfig:
-    dim, heads = int(raw["hidden"]), int(raw["heads"])
-    ffn = int(raw["ffn"]) if raw["ffn"] else 4 * dim
-    vocab = int(raw["vocab"]) if raw["vocab"] else 51200
+def _config(raw: Mapping[str, str], length: int) -> ModelConfig:
+    dim, heads = int(_number(raw, "hidden")), int(_number(raw, "heads"))
+    ffn = int(_number(raw, "ffn")) if raw["ffn"] else 4 * dim
+    vocab = int(_number(raw, "vocab")) if raw["vocab"] else 51200
     if not raw["model"].startswith("mpt"):
         vocab = -(-vocab // 128) * 128  # Megatron pads the vocabulary
     llama = "llama" in raw["model"] or "mistral" in raw["model"]
     common = {
         "vocab_size": vocab,
         "dim": dim,
-        "layers": int(raw["layers"]),
+        "layers": int(_number(raw, "layers")),
         "heads": heads,
-        "kv_heads": int(raw["kv_heads"]) if raw["kv_heads"] else heads,
+        "kv_heads": int(_number(raw, "kv_heads")) if raw["kv_heads"] else heads,
         "mlp_dim": ffn,
         "max_positions": length,
     }
@@ -282,8 +311,10 @@ def _config(raw: dict[str, str], length: int) -> ModelConfig:
     )
 
 
-def _layout(raw: dict[str, str], tp: int, pp: int, cp: int, ep: int, vpp: int) -> Layout:
-    zero = int(raw["zero_stage"]) if raw["zero_stage"] else 0
+def _layout(raw: Mapping[str, str], tp: int, pp: int, cp: int, ep: int, vpp: int) -> Layout:
+    if raw["zero_stage"] not in ("", "0", "1", "2", "3"):
+        raise RowError(f"zero_stage is {raw['zero_stage']!r}")
+    zero = int(raw["zero_stage"] or 0)
     if not raw["zero_stage"] and raw["framework"].startswith("megatron") and raw["accelerator"].startswith("h"):
         zero = 1  # parameters are gathered beside the forward: what its distributed optimizer does
     policy = {"full": "full", "selective": "selective"}.get(raw["recompute"], "keep")
@@ -310,14 +341,14 @@ def _layout(raw: dict[str, str], tp: int, pp: int, cp: int, ep: int, vpp: int) -
     )
 
 
-def _virtual_stages(raw: dict[str, str], pp: int) -> int:
+def _virtual_stages(raw: Mapping[str, str], pp: int) -> int:
     """Return stages of two blocks, as in the recipes of NeMo and MLPerf, where Megatron overlapped its sends.
 
     It does so with the interleaved schedule only.
     """
     if pp == 1 or "PP communication" not in raw["notes"]:
         return 1
-    return max(1, int(raw["layers"]) // pp // 2)
+    return max(1, int(_number(raw, "layers")) // pp // 2)
 
 
 def _usual_micro_batch(batch: int, config: ModelConfig) -> int:
@@ -327,18 +358,18 @@ def _usual_micro_batch(batch: int, config: ModelConfig) -> int:
 
 
 def _seconds(
-    raw: dict[str, str], config: ModelConfig, count: int, batch: int, length: int, layout: Layout
+    raw: Mapping[str, str], config: ModelConfig, count: int, batch: int, length: int, layout: Layout
 ) -> float | None:
     if raw["step_time_s"]:
-        return float(raw["step_time_s"])
+        return _number(raw, "step_time_s")
     tokens = batch * length
     if raw["tokens_per_s_per_device"]:
-        return tokens / (count * float(raw["tokens_per_s_per_device"]))
+        return tokens / (count * _number(raw, "tokens_per_s_per_device"))
     if raw["tflops_per_device"] and "hardware FLOPs" in raw["notes"]:
-        return hardware_flops(config, tokens, length) / (count * float(raw["tflops_per_device"]) * 1e12)
+        return hardware_flops(config, tokens, length) / (count * _number(raw, "tflops_per_device") * 1e12)
     if raw["mfu"] and raw["tflops_per_device"]:
         flops = model_flops(config, tokens, length)
-        return flops / (count * float(raw["tflops_per_device"]) * 1e12)
+        return flops / (count * _number(raw, "tflops_per_device") * 1e12)
     return None
 
 
