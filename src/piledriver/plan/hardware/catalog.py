@@ -98,12 +98,16 @@ def name_of_driver(driver_name: str) -> str | None:
 
 
 def known_name(name: str) -> str:
-    """Return the table's name of a device, by its name or an alias; raises `UnknownNameError` with the nearest."""
-    table = _tables()["accelerators"]
-    if name in table:
-        return name
+    """Return the table's name of a device, by its name or an alias; raises `UnknownNameError` with the nearest.
+
+    >>> known_name("H100"), known_name("b200")
+    ('h100-80g', 'b200-180g')
+    """
+    table, lower = _tables()["accelerators"], name.lower()
+    if lower in table:
+        return lower
     for known, entry in table.items():
-        if name in entry.get("aliases", ()):
+        if lower in entry.get("aliases", ()):
             return str(known)
     raise UnknownNameError("accelerator", name, [*table, *(a for e in table.values() for a in e.get("aliases", ()))])
 
