@@ -1,7 +1,7 @@
 """Rows of `plan_gpu.py`: model shapes, and layouts x batch x optimizer that are measured with them.
 
 A row is (shape, sequences of a micro-batch, layout, optimizer, micro-batches of a step). `KNOWN` and `UNSEEN` were
-measured and the planner was corrected on them; `FRESH` has shapes that neither has, `SECOND` and `THIRD` more. `AGAIN`
+measured and the planner was corrected on them; `FRESH` has shapes that neither has, `SECOND`, `THIRD` and `FOURTH` more. `AGAIN`
 are rows that other processes disturbed, or that a window was too short for.
 """
 
@@ -347,6 +347,68 @@ AGAIN: list[tuple[str, int, dict[str, Any], str, int]] = [
     ("1.2b", 2, {**EAGER, "offload": "optimizer"}, "adamw", 1),
     ("square", 8, {**EAGER, "activations": "selective"}, "adamw8bit", 1),
 ]
+# A fourth blind set: shapes that no row above has.
+SHAPES |= {
+    "stout": (
+        {**SMALL, "vocab_size": 40960, "dim": 1152, "layers": 14, "heads": 9, "mlp_dim": 3072},
+        1280,
+    ),
+    "keyed": (
+        {**SMALL, "dim": 1536, "layers": 9, "heads": 12, "kv_heads": 3, "mlp_dim": 4352, "qk_norm": "head"},
+        1024,
+    ),
+    "sparse": (
+        {
+            **SMALL,
+            "dim": 896,
+            "layers": 7,
+            "heads": 7,
+            "moe": {"experts": 20, "experts_per_token": 2, "expert_dim": 640},
+        },
+        1280,
+    ),
+    "compressed": (
+        {
+            **SMALL,
+            "dim": 1152,
+            "layers": 9,
+            "heads": 9,
+            "head_dim": 128,
+            "latent": {"kv_rank": 192, "rope_dim": 64, "value_dim": 128, "q_rank": 384},
+        },
+        1024,
+    ),
+    "absolute": (
+        {
+            **SMALL,
+            "dim": 1024,
+            "layers": 17,
+            "mlp": "plain",
+            "mlp_dim": 4096,
+            "activation": "gelu",
+            "norm": "layer",
+            "positions": "learned",
+            "max_positions": 768,
+        },
+        768,
+    ),
+}
+FOURTH: list[tuple[str, int, dict[str, Any], str, int]] = [
+    ("stout", 7, EAGER, "adamw", 1),
+    ("stout", 6, {**EAGER, "activations": "full"}, "adamw", 2),
+    ("stout", 8, {**EAGER, "activations": "selective"}, "adamw", 1),
+    ("keyed", 5, EAGER, "lion", 1),
+    ("keyed", 6, {**EAGER, "activations": "full"}, "muon", 1),
+    ("sparse", 9, EAGER, "adamw", 1),
+    ("sparse", 7, {**EAGER, "activations": "full"}, "lion", 1),
+    ("compressed", 6, EAGER, "adamw", 1),
+    ("absolute", 10, EAGER, "adamw", 1),
+    ("absolute", 7, {**EAGER, "activations": "selective"}, "adamw", 1),
+    ("absolute", 9, {**EAGER, "activations": "full"}, "muon", 1),
+    ("compressed", 3, {**PURE, "compile": False}, "adamw_split", 1),
+    ("keyed", 3, {**EAGER, "offload": "optimizer"}, "adamw", 1),
+    ("keyed", 7, {**COMPILED, "activations": "budget", "activation_budget": 0.7}, "adamw", 1),
+]
 CHOICE = ("pick", 48)
 """The shape and the sequences of a step whose first layouts are all measured."""
 CENSUS = (
@@ -356,7 +418,15 @@ CENSUS = (
     ("grouped", COMPILED, "adamw"),
 )
 """Shapes and layouts whose largest fitting micro-batch is run, and the next that is predicted not to fit."""
-GRIDS = {"known": KNOWN, "unseen": UNSEEN, "fresh": FRESH, "second": SECOND, "third": THIRD, "again": AGAIN}
+GRIDS = {
+    "known": KNOWN,
+    "unseen": UNSEEN,
+    "fresh": FRESH,
+    "second": SECOND,
+    "third": THIRD,
+    "again": AGAIN,
+    "fourth": FOURTH,
+}
 
 
 def as_row(shape: str, sequences: int, layout: dict[str, Any], optimizer: str, accumulation: int) -> dict[str, Any]:

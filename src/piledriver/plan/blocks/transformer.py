@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.attention import attention_operators, kept_by_attention, kept_products_of_attention
+from piledriver.plan.blocks.budget import kept_within_budget, last_product, recomputed_within_budget
 from piledriver.plan.blocks.exchanges import backward_of, block_exchanges, forward_of
 from piledriver.plan.blocks.feed_forward import kept_by_mlp, kept_products_of_mlp, mlp_operators
 from piledriver.plan.blocks.fp8 import CASTS, GATE, fp8_parameters, gate_gradient, gradient_casts
@@ -36,9 +37,9 @@ def block_cost(config: ModelConfig, window: int | None, setting: BlockSetting, e
     widths = Widths(config, window, setting, experts=experts)
     forward = (*attention_operators(widths), *mlp_operators(widths))
     backward = tuple(back for one in forward for back in _backward_of(one, widths))
-    kept = _kept(widths)
+    kept = _kept(widths, forward)
     full = replace(setting, activations="keep", recompute_norms=False)
-    everything = sum(one.bytes for one in _kept(Widths(config, window, full, experts=experts)))
+    everything = sum(one.bytes for one in _kept(Widths(config, window, full, experts=experts), forward))
     extra = 0.0
     if setting.activations in ("full", "selective"):
         extra = max(0.0, everything - sum(one.bytes for one in kept))
@@ -88,7 +89,7 @@ def _recomputed(w: Widths, forward: tuple[Operator, ...]) -> tuple[Operator, ...
     """Return what the backward computes again. The last product of a block is never needed."""
     setting = w.setting
     if setting.activations == "full":
-        last = max(index for index, one in enumerate(forward) if one.kind == "matmul")
+        last = last_product(forward)
         if setting.traits.name in ("megatron", "llm-foundry"):
             return forward  # reentrant checkpointing runs the whole block
         return tuple(one for index, one in enumerate(forward) if index < last)
@@ -98,6 +99,8 @@ def _recomputed(w: Widths, forward: tuple[Operator, ...]) -> tuple[Operator, ...
             return tuple(one for one in forward if one.name in ("scores", "softmax", "weighted values"))
         return (*cheap, *_alternate(w, forward)) if setting.traits.alternate_products else cheap
     if setting.activations == "budget" and setting.budget < 1.0:
+        if setting.compiled:
+            return recomputed_within_budget(w, forward, [*kept_by_attention(w), *kept_by_mlp(w)])
         return tuple(replace(one, flops=one.flops * (1 - setting.budget), shape=None) for one in forward)
     return tuple(one for one in cheap if one.name == "norm") if setting.recompute_norms else ()
 
@@ -111,7 +114,7 @@ def _alternate(w: Widths, forward: tuple[Operator, ...]) -> Iterator[Operator]:
             yield replace(one, flops=share * one.flops, bytes=share * one.bytes)
 
 
-def _kept(w: Widths) -> tuple[Kept, ...]:
+def _kept(w: Widths, forward: tuple[Operator, ...]) -> tuple[Kept, ...]:
     """Return the tensors that the forward keeps for the backward."""
     setting = w.setting
     if setting.activations == "full":
@@ -120,6 +123,8 @@ def _kept(w: Widths) -> tuple[Kept, ...]:
         return _kept_selective(w)
     found = (*kept_by_attention(w), *kept_by_mlp(w))
     if setting.activations == "budget" and setting.budget < 1.0:
+        if setting.compiled:
+            return kept_within_budget(w, forward, list(found))
         return tuple(Kept(one.name, one.bytes * setting.budget) for one in found)
     return found
 
