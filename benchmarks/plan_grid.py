@@ -1,8 +1,8 @@
 """Rows of `plan_gpu.py`: model shapes, and layouts x batch x optimizer that are measured with them.
 
 A row is (shape, sequences of a micro-batch, layout, optimizer, micro-batches of a step). `KNOWN` and `UNSEEN` were
-measured and the planner was corrected on them; `FRESH` has shapes that neither has, `SECOND`, `THIRD` and `FOURTH` more. `AGAIN`
-are rows that other processes disturbed, or that a window was too short for.
+measured and the planner was corrected on them; `FRESH` has shapes that neither has, `SECOND`, `THIRD` and `FOURTH`
+more. `AGAIN` are rows that other processes disturbed, or that a window was too short for.
 """
 
 from __future__ import annotations
