@@ -273,7 +273,7 @@ def rate_rows(bench: Bench, model: Transformer) -> None:
     fitted = os.path.join(bench.work, "recovered", "reconstructed")
     for rate in bench.options.rates:
         given = {"tokens": bench.recovery_tokens, "lr": rate, "epochs": 0, **bench.few_steps}
-        bench.attempt(f"{RECOVERED}, lr {rate:g}", lambda r=rate, g=given: bench.recovered(fitted, f"lr-{r:g}", **g))  # type: ignore[misc]
+        bench.attempt(f"{RECOVERED}, lr {rate:g}", functools.partial(bench.recovered, fitted, f"lr-{rate:g}", **given))
 
 
 def further_rows(bench: Bench, model: Transformer) -> None:
@@ -282,28 +282,34 @@ def further_rows(bench: Bench, model: Transformer) -> None:
     bench.attempt(FURTHER, lambda: bench.recovered(bench.teacher, "further", **given))
 
 
-def sparse_rows(bench: Bench, model: Transformer) -> None:
-    """Half of the weights, before and after reconstruction."""
+def wanda_rows(bench: Bench, model: Transformer) -> None:
+    """Half of the weights by Wanda and by magnitude, before and after reconstruction."""
     magnitude = bench.attempt(MAGNITUDE, lambda: compress.prune(model, 0.5, method="magnitude"))
     wanda = bench.attempt(WANDA, lambda: compress.prune(model, 0.5, method="wanda", **bench.data))
     if wanda is not None:
         bench.attempt(f"{WANDA}, reconstructed", lambda: bench.recovered(wanda, "wanda"))
     if magnitude is not None:
         bench.attempt(f"{MAGNITUDE}, reconstructed", lambda: bench.recovered(magnitude, "magnitude"))
+
+
+def sparse_rows(bench: Bench, model: Transformer) -> None:
+    """Other ways to choose weights."""
     bench.attempt(SPARSEGPT, lambda: compress.prune(model, 0.5, method="sparsegpt", **bench.data))
     bench.attempt(f"{MAGNITUDE}, by layer", lambda: compress.prune(model, 0.5, method="magnitude", compare="layer"))
+    for pattern in ("2:4", "4:8"):
+        wanda = functools.partial(compress.prune, model, pattern, method="wanda", **bench.data)
+        bench.attempt(f"{pattern} wanda", wanda)
+        bench.attempt(f"{pattern} magnitude", functools.partial(compress.prune, model, pattern, method="magnitude"))
 
 
 def pattern_rows(bench: Bench, model: Transformer, pattern: str) -> None:
-    """2:4 or 4:8 sparsity, reconstructed and distilled with its zeros kept; other methods for comparison."""
+    """2:4 or 4:8 sparsity, reconstructed and distilled with its zeros kept."""
     name, folder = f"{pattern} sparsegpt", f"pattern-{pattern[0]}"
     pruned = bench.attempt(name, lambda: compress.prune(model, pattern, method="sparsegpt", **bench.data))
     if pruned is not None:
         given = {"tokens": bench.recovery_tokens, **bench.few_steps}
         bench.attempt(f"{name}, reconstructed", lambda: bench.recovered(pruned, folder))
         bench.attempt(f"{name}, recovered on 5% of the tokens", lambda: bench.recovered(pruned, folder, **given))
-    bench.attempt(f"{pattern} wanda", lambda: compress.prune(model, pattern, method="wanda", **bench.data))
-    bench.attempt(f"{pattern} magnitude", lambda: compress.prune(model, pattern, method="magnitude"))
 
 
 def aware_rows(bench: Bench, model: Transformer) -> None:
@@ -372,12 +378,13 @@ def cache_rows(bench: Bench, _: Transformer) -> None:
 
 PARTS: dict[str, Callable[[Bench, Transformer], None]] = {
     "recovery": recovery_rows,
-    "sparse": sparse_rows,
+    "wanda": wanda_rows,
     "2:4": functools.partial(pattern_rows, pattern="2:4"),
     "aware": aware_rows,
     "further": further_rows,
     "rates": rate_rows,
     "4:8": functools.partial(pattern_rows, pattern="4:8"),
+    "sparse": sparse_rows,
     "quantise": quantise_rows,
     "cache": cache_rows,
 }

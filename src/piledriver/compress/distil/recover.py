@@ -31,6 +31,8 @@ _CONFIG = "distil.yaml"
 MODEL, QUANTISED = "model", "quantised"
 # Of the peak rate of pretraining (Muralidharan et al., 2024).
 _RATE = 0.2
+# Batches of fewer tokens lower the rate with the square root of their size (Malladi et al., 2022).
+_RATE_TOKENS = 8192
 # Of `recover`: few tokens in many small steps, and at most this much in one.
 _STEPS, _LARGEST_BATCH = 128, 65536
 _WARMUP = 0.05
@@ -41,7 +43,8 @@ class DistilConfig:
     """Config of `piledriver compress distil`."""
 
     train: TrainConfig
-    """The run; `train.model` is the folder of the student. Its default learning rate is a fifth of pretraining's."""
+    """The run; `train.model` is the folder of the student. The default learning rate is a fifth of pretraining's, and
+    lower for batches of fewer than 8,192 tokens."""
     distil: DistilSettings
     """The teacher and the loss."""
 
@@ -57,7 +60,8 @@ def distil(config: DistilConfig, **options: Any) -> RunSummary:
         raise ConfigError(f"train.model is {run.model!r}", fix="name the folder of the student")
     shape, _ = read_folder_config(run.model_folder)
     if run.optimizer.lr is None:
-        rate = float(f"{_RATE * default_learning_rate(shape, run.optimizer.kind):.1e}")
+        share = _RATE * min(1.0, run.batch_tokens / _RATE_TOKENS) ** 0.5
+        rate = float(f"{share * default_learning_rate(shape, run.optimizer.kind):.1e}")
         run = replace(run, optimizer=replace(run.optimizer, lr=rate))
     if run.layout.compile is None and torch.cuda.is_available():
         # Block by block: the loss runs outside the graph.
