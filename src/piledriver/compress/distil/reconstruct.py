@@ -22,6 +22,8 @@ from piledriver.models.quantised import QuantisedLinear
 _ATTEMPTS = 3
 """Rates that are tried for a block."""
 _WARMUP = 0.1
+# Batches of a pass at least, and their tokens at most.
+_BATCHES, _LARGEST_BATCH = 16, 8192
 
 
 def reconstruct(
@@ -35,16 +37,16 @@ def reconstruct(
     lr: float = 2e-4,
     keep_zeros: bool = True,
     device: torch.device | str | None = None,
-    batch_tokens: int = 8192,
+    batch_tokens: int | None = None,
     in_place: bool = False,
 ) -> Transformer:
     """Return the model with every block fitted to the teacher's outputs on calibration text.
 
     The parameters of a block are trained by Adam for `epochs` passes over the samples, at a rate that rises to `lr` and
-    falls to zero; batches of `batch_tokens` come in a fixed order, so the same data give the same bits on one device. A
-    block that this rate makes worse is fitted again at a quarter of it, and so are the blocks after it. Zeros
-    of weights stay with `keep_zeros`. A block answers for all teacher blocks up to the next one that was kept, and for
-    the channels that were kept.
+    falls to zero. Batches of `batch_tokens` (default: a sixteenth of the samples, at most 8,192) come in a fixed order,
+    so the same data give the same bits on one device. A block that this rate makes worse is fitted again at a quarter
+    of it, and so are the blocks after it. Zeros of weights stay with `keep_zeros`. A block answers for all teacher
+    blocks up to the next one that was kept, and for the channels that were kept.
 
     >>> from piledriver.compress import prune
     >>> from piledriver.models import ModelConfig
@@ -60,6 +62,7 @@ def reconstruct(
     if epochs < 1 or lr <= 0:
         raise UsageError(f"epochs is {epochs} and lr {lr}", fix="give positive numbers")
     calibration = Calibration.of(data, samples=samples, cursor=cursor)
+    batch_tokens = batch_tokens or max(1, min(_LARGEST_BATCH, calibration.tokens.numel() // _BATCHES))
     layers, channels = matching_layers(model, teacher)
     model = model if in_place else copy.deepcopy(model)
     place = torch.device(device) if device is not None else model.output_weight().device
