@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,7 +41,6 @@ from piledriver.compress import folders, second_order
 from piledriver.compress.calibration import BlockWalk, LayerStatistics
 from piledriver.compress.distil import DistilConfig, DistilSettings, distil, start_from_codes
 from piledriver.compress.measure import paired_change
-from piledriver.corpus import Document
 from piledriver.data import StreamConfig, open_stream
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.data.tokens.token_set import open_tokens
@@ -97,6 +96,13 @@ RATIOS = {
 }
 
 
+class HeldOut(NamedTuple):
+    """A document to score. That of `piledriver.corpus` needs msgspec, which an image for GPUs may lack."""
+
+    text: str
+    source: str
+
+
 def encode_once(tokenizer: Tokenizer) -> Tokenizer:
     """Return the tokenizer with a memory: all rows are scored on the same documents."""
     known: dict[str, Any] = {}
@@ -119,7 +125,7 @@ class Bench:
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self.tokenizer = encode_once(open_tokens(options.tokens).tokenizer())
         rows = [json.loads(line) for line in Path(options.held_out).read_text().splitlines()]
-        self.documents = [Document(row["text"], source=row["source"]) for row in rows]
+        self.documents: list[Any] = [HeldOut(row["text"], row["source"]) for row in rows]
         self.shape = SHAPES[options.shape]
         self.stream = open_stream(
             StreamConfig(tokens=options.tokens, seq_len=self.shape.max_positions, seed=1, packing=options.packing)
