@@ -176,7 +176,7 @@ def test_few_rows_on_a_cpu_are_the_same_product(rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 8, 40])
 def test_products_of_onednn_are_the_formula_and_see_changes_of_the_weight(rows: int) -> None:
     if not OneDnnLinear.runs_on(torch.device("cpu")):
-        pytest.skip("torch's products are not OpenBLAS's")
+        pytest.skip("torch without oneDNN")
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, 48), torch.nn.Parameter(torch.randn(64, 48)), torch.randn(64)
     residual, norm = torch.randn(rows, 64), torch.randn(48)

@@ -11,7 +11,9 @@ from torch import Tensor
 from piledriver.kernels.attention import ScoreOptions, alibi_slopes
 from piledriver.kernels.attention.reference import reference_attention
 from piledriver.kernels.paged_attention import PagedBatch, allocate_pages, page_bytes, paged_attention, write_pages
+from piledriver.kernels.paged_attention.cpu import CpuPagedAttention
 from piledriver.kernels.paged_attention.pages import page_scales
+from piledriver.kernels.paged_attention.reference import ReferencePagedAttention
 from tests.kernels.interpreter import interpret
 
 CHECK = """
@@ -116,6 +118,20 @@ def test_paged_attention_is_attention(dim: int, heads: int, kv_heads: int, score
             )
         torch.testing.assert_close(found[start : start + count], expected[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
         start += count
+
+
+@pytest.mark.parametrize("window", [None, 1, 40])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_decode_rows_on_a_cpu_are_the_reference_in_every_layer(window: int | None, padding: int) -> None:
+    torch.manual_seed(0)
+    q, _, _, batch = batch_of(((1, 5), (1, 130), (1, 64), (1, 1)), 6, 2, 16)
+    q, scores = torch.cat((q, torch.randn(padding, 6, 16))), ScoreOptions(0.3, window)
+    attention = CpuPagedAttention()
+    for _ in range(3):  # layers share what was planned for the batch, not its scores
+        keys, values = torch.randn(2, 48, 2, 16, 16)
+        found = attention(q, keys, values, batch, scores)
+        expected = ReferencePagedAttention()(q, keys, values, batch, scores)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def _with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:

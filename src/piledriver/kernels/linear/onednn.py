@@ -1,8 +1,8 @@
 """Linear layers on a CPU by oneDNN, over weights that are copied once into the layout its kernels read.
 
-Only where torch's own products come from OpenBLAS (aarch64), which repacks the weight in every product of a few rows. A
-product with one vector reads the weight as it is. Packed copies double the memory of the weights; they are made when
-several rows are first computed, and dropped with the weight, when it changes, or by `forget_packed`.
+torch's own products, OpenBLAS's or MKL's, repack the weight in every product of a few rows. A product with one vector
+reads the weight as it is. Packed copies double the memory of the weights; they are made when several rows are first
+computed, and dropped with the weight, when it changes, or by `forget_packed`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from piledriver.kernels.linear.few_rows import uses_openblas
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.weights import QuantisedWeight
@@ -33,8 +32,8 @@ class OneDnnLinear(ReferenceLinear):
 
     @classmethod
     def runs_on(cls, device: torch.device) -> bool:
-        """Return whether the device is a CPU whose products are OpenBLAS's, and torch has oneDNN."""
-        return super().runs_on(device) and uses_openblas() and _has_onednn()
+        """Return whether the device is a CPU, and torch has oneDNN."""
+        return super().runs_on(device) and _has_onednn()
 
     def __call__(
         self,

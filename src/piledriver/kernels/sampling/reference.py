@@ -16,7 +16,7 @@ class ReferenceSampling(Kernel):
         self, logits: Tensor, settings: RowSettings, raw: Tensor, *, keep: tuple[Tensor, Tensor] | None = None
     ) -> Drawn:
         if not settings.temperature.any():  # a comparison has no order of sums
-            tokens = logits.argmax(dim=-1)
+            tokens = _most_likely(logits)
             if keep is not None:
                 keep[0][keep[1].long()] = tokens
             return Drawn(tokens, self.token_logprobs(raw, tokens))
@@ -45,6 +45,13 @@ class ReferenceSampling(Kernel):
             for row, token in zip(logits, tokens.tolist(), strict=True)
         ]
         return torch.stack(found)
+
+
+def _most_likely(logits: Tensor) -> Tensor:
+    """Return the first largest logit of each row; NumPy compares vectors of fp32 on a CPU, torch single numbers."""
+    if logits.dtype != torch.float32 or not logits.is_cpu:
+        return logits.argmax(dim=-1)
+    return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
 
 def draw_row(logits: Tensor, temperature: float, uniform: float, top_k: int, top_p: float, min_p: float) -> int:
