@@ -18,7 +18,7 @@ class _Gathered(NamedTuple):
 
     start: int
     """Its first new token among all new tokens."""
-    count: int
+    new: int
     context: int
     first: int
     """The position of the first key that is copied."""
@@ -63,11 +63,11 @@ class CpuPagedAttention(ReferencePagedAttention):
         heads, size, dim = keys.shape[1:]
         k_pages, v_pages = (pages.view(-1, size, dim).index_select(0, pieces) for pages in (keys, values))
         piece = 0
-        for start, count, context, first, blocks in gathered:
+        for start, new, context, first, blocks in gathered:
             part = slice(piece, piece + heads * blocks)
             k, v = (x[part].view(heads, -1, dim)[:, : context - first] for x in (k_pages, v_pages))
-            new = slice(start, start + count)
-            out[new] = attend_row(q[new], k, v, context - count - first, scores)
+            queries = slice(start, start + new)
+            out[queries] = attend_row(q[queries], k, v, context - new - first, scores)
             piece = part.stop
         return out
 

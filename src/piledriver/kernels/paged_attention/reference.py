@@ -68,12 +68,16 @@ def attend_row(q: Tensor, k: Tensor, v: Tensor, past: int, options: ScoreOptions
     k, v = k.to(q.dtype), v.to(q.dtype)
     scale, window, softcap, slopes, sinks = options
     whole = window is None or past + count <= window
-    if softcap is None and slopes is None and sinks is None and whole and (count == 1 or past == 0):
+    if softcap is None and slopes is None and sinks is None:
+        causal = whole and past == 0
+        places = torch.arange(past + count, device=q.device)
+        mask = None if causal or (whole and count == 1) else _allowed(places[past:, None] - places, window)
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             k[None],
             v[None],
-            is_causal=count > 1,
+            attn_mask=mask,
+            is_causal=causal and count > 1,
             scale=scale,
             enable_gqa=heads != k.shape[0],
         )
@@ -89,6 +93,11 @@ def attend_row(q: Tensor, k: Tensor, v: Tensor, past: int, options: ScoreOptions
     return torch.einsum("kgts,ksd->tkgd", weights, v.float()).reshape(count, heads, dim)
 
 
+def _allowed(distance: Tensor, window: int | None) -> Tensor:
+    """Return whether a query sees a key that is this many positions before it."""
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
 def _change(scores: Tensor, positions: Tensor, first: int, options: ScoreOptions) -> Tensor:
     """Return [kv_heads, group, queries, keys] scores soft-capped, lowered by ALiBi and masked."""
     if options.softcap is not None:
@@ -98,10 +107,7 @@ def _change(scores: Tensor, positions: Tensor, first: int, options: ScoreOptions
     )
     if options.slopes is not None:
         scores = scores - options.slopes.view(scores.shape[0], -1, 1, 1) * distance
-    allowed = distance >= 0
-    if options.window is not None:
-        allowed = allowed & (distance < options.window)
-    return scores.masked_fill(~allowed, -torch.inf)
+    return scores.masked_fill(~_allowed(distance, options.window), -torch.inf)
 
 
 def _attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, past: int, options: ScoreOptions) -> Tensor:
