@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,18 @@ def test_memory_may_be_allocated_before_weights_are_read(tmp_path: Path) -> None
     for (name, mine), (other, theirs) in zip(later.named_parameters(), whole.named_parameters(), strict=True):
         assert name == other
         assert torch.equal(mine, theirs)
+
+
+def test_loading_does_not_import_the_compiler(tmp_path: Path) -> None:
+    save_folder(Transformer(preset("tiny", layers=1, vocab_size=64)), tmp_path, dtype=torch.bfloat16)
+    script = """
+import sys, torch
+from piledriver.models.interchange import load_folder
+before = set(sys.modules)
+load_folder(sys.argv[1], dtype=torch.float32)
+assert not {"sympy", "torch._dynamo", "torch._inductor"} & (set(sys.modules) - before)
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

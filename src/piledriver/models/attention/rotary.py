@@ -82,6 +82,8 @@ def rotary_table(
     long: bool = False,
 ) -> Tensor:
     """Return [max_positions, rotary_dim]: the cosines of each position's angles, then the sines."""
+    if torch.empty(0, device=device).is_meta:  # operations on this device import torch's whole compiler
+        return torch.empty(config.max_positions, config.rotary_dim, dtype=torch.float32, device=device)
     positions = torch.arange(config.max_positions, dtype=torch.float32, device=device)
     table = _cos_sin(torch.outer(positions, inverse_frequencies(config, device, kind=kind, long=long)))
     scaling = config.rope_scaling

@@ -57,7 +57,14 @@ def allocate_folder(
     config, theirs = read_folder_config(folder)
     with torch.device("meta"):
         model = Transformer(config)
-    model.to(dtype or stored_dtype(folder)).to_empty(device=device)
+    wanted = dtype or stored_dtype(folder)
+
+    def allocate(meta: Tensor) -> Tensor:
+        # Not by an operation on the meta device, which would import torch's whole compiler.
+        dtype = wanted if meta.is_floating_point() else meta.dtype
+        return torch.empty_strided(meta.shape, meta.stride(), dtype=dtype, device=device)
+
+    model._apply(allocate)  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
         if stays_fp32(name):
             parameter.data = parameter.data.float()
