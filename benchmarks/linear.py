@@ -8,8 +8,8 @@ A row is one weight shape, kind and number of tokens M. Weights rotate through c
 CUDA graph, so that every call reads its weight from memory. `share_of_copy` is the share of the bandwidth of a plain
 copy of 1 GiB (measured in the same run) at which the bytes of the weight and its scales are read. `copy_us` is a copy
 kernel that moves as many bytes as the weight has, and `copy_over_ours` its time over ours: launch and ramp-up take part
-of so short a kernel. `speed_over_bf16` is the time of torch's bf16 product of the same shape over ours. With
-`--sweep`, rows with a `candidate` are other kernels and tiles.
+of so short a kernel. `speed_over_bf16` is the time of torch's bf16 product of the same shape over ours, `error` the
+largest error relative to the largest element. With `--sweep`, rows with a `candidate` are other kernels and tiles.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from piledriver.kernels.linear.integers.gemv import integer_gemv
 from piledriver.kernels.linear.integers.rows import fits_integer_rows, integer_rows
 from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.mixed import mixed
+from piledriver.kernels.linear.warp_specialised import warp_specialised
 
 SHAPES = ((8192, 2048), (14336, 4096))
 """Rows and columns of the weights."""
@@ -150,6 +151,8 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
         if tokens == 256:
             add("mixed", 64, 256, 64, 4, 3, 2)
             add("mixed", 128, 128, 64, 4, 3, 2)
+        for bm, stages in ((256, 3), (128, 5)) if int4 else ((256, 5), (256, 4), (128, 8)):
+            add("warp_specialised", bm=bm, stages=stages)
         add("dequantised")
     return found
 
@@ -169,6 +172,7 @@ KERNELS: dict[str, Any] = {
     "rows": rows_in_registers,
     "tiles": integer_tiles,
     "mixed": mixed,
+    "warp_specialised": warp_specialised,
     "dequantised": dequantised,
 }
 
@@ -179,12 +183,12 @@ def cases(kinds: list[str], most: int) -> list[tuple[int, int, int, str]]:
     return [(count, rows, columns, kind) for count in tokens for rows, columns in SHAPES for kind in kinds]
 
 
-def warm_up(kinds: list[str], most: int, share: int, workers: int) -> None:
-    """Call a worker's share of the candidates once, so that their kernels are in the cache of compiled ones."""
+def warm_up(kinds: list[str], most: int, share: int, workers: int, *, sweep: bool) -> None:
+    """Call a worker's share of the kernels once, so that they are in the cache of compiled ones."""
     for tokens, rows, columns, kind in cases(kinds, most):
         x = torch.zeros(tokens, columns, device="cuda", dtype=torch.bfloat16)
         small = quantise_weight(torch.zeros(rows, columns, device="cuda", dtype=torch.bfloat16), kind)  # type: ignore[arg-type]
-        for label, call in {"linear": linear, **candidates(x, small)}.items():
+        for label, call in {"linear": linear, **(candidates(x, small) if sweep else {})}.items():
             # Products that share a kernel are one worker's.
             kernel = re.sub(r', "programs": \d{3}\b', ', "programs": 1', label)
             kernel = re.sub(r'"parts": [2-8]', '"parts": 2', kernel)
@@ -230,12 +234,14 @@ def rows_of(kinds: list[str], *, most: int, sweep: bool, limit: float, choose: P
         plain, small = plain_seconds[tokens, rows, columns], stored[rows, columns, kind]
         expected = F.linear(x, dequantise_integers(small[0], x.dtype)).float()
         ours = seconds_each([partial(linear, x, w) for w in small])
+        error = float((linear(x, small[0]).float() - expected).abs().max() / expected.abs().max())
         size = bytes_of(small[0])
         name = f"{kind} {columns}x{rows}, M={tokens}"
         microseconds["ours"][name] = round(ours * 1e6, 2)
         microseconds["theirs"][name] = round(plain * 1e6, 2)
         found: dict[str, Any] = {"row": f"linear: {name}", "us": round(ours * 1e6, 2), "bf16_us": round(plain * 1e6, 2)}
         found |= {"speed_over_bf16": round(plain / ours, 3), "share_of_copy": round(size / ours / copied, 3)}
+        found["error"] = round(error, 5)
         if tokens <= SMALL[-1]:
             if size not in copy_of:
                 copy_of[size] = copy_seconds(size)
@@ -288,11 +294,11 @@ def main() -> None:
         return
     kinds = options.kinds.split(",")
     if options.share is not None:
-        warm_up(kinds, options.most, options.share, options.workers)
+        warm_up(kinds, options.most, options.share, options.workers, sweep=options.sweep)
         return
     began = time.monotonic()
     command = [sys.executable, __file__, "--kinds", options.kinds, "--most", str(options.most)]
-    command += ["--workers", str(options.workers)]
+    command += ["--workers", str(options.workers), *(["--sweep"] if options.sweep else [])]
     started = [subprocess.Popen([*command, "--share", str(share)]) for share in range(options.workers)]
     for process in started:
         process.wait()

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
+from piledriver.kernels.linear.fused import Fused
 from piledriver.kernels.linear.integers.rows import integer_rows
+from piledriver.kernels.linear.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.registry import HAS_TRITON
 from tests.engine.gpu import ON_GPU
 
@@ -42,6 +44,22 @@ def test_a_few_rows_are_those_of_the_dequantised_weight(kind: WeightKind) -> Non
     found = integer_rows(x, weight)
     assert (found.float() - expected).abs().max() < 0.01 * expected.abs().max()
     assert torch.equal(integer_rows(x[3:8], weight), found[3:8])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("tokens", [128, 256])
+def test_warp_specialised_products_have_a_bias_and_a_residual(kind: WeightKind, tokens: int) -> None:
+    torch.manual_seed(0)
+    for outputs, columns, rows in ((1000, 768, 300), (136, 4096, 7), (2048, 2048, 1024), (16896, 256, 100)):
+        weight = quantise_weight(torch.randn(outputs, columns, device="cuda", dtype=torch.bfloat16), kind)
+        x, residual = (torch.randn(rows, n, device="cuda", dtype=torch.bfloat16) for n in (columns, outputs))
+        if not fits_warp_specialised(x, weight, residual):
+            pytest.skip("needs Hopper and Gluon")
+        bias = 30 * torch.randn(outputs, device="cuda", dtype=torch.bfloat16)
+        expected = F.linear(x.float(), dequantise_weight(weight, torch.float32), bias.float()) + 30 * residual.float()
+        fused = Fused(bias=bias, residual=30 * residual)
+        found = warp_specialised(x, weight, fused, config={"bm": tokens, "stages": 3})
+        assert (found.float() - expected).abs().max() < 0.01 * expected.abs().max()
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

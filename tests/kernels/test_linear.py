@@ -149,7 +149,8 @@ def test_every_number_of_tokens_has_a_kernel_that_exists_and_fills_the_processor
         weight = quantise_weight(torch.zeros(rows, columns), kind)
         for tokens in (2, 3, 100, 5000):
             chosen = tuned_kernel(weight, tokens)
-            assert chosen["kernel"] in ("rows", "tiles", "mixed", "dequantised")
+            assert chosen["kernel"] in ("rows", "tiles", "mixed", "warp_specialised", "dequantised")
+            assert tuned_kernel(weight, tokens, specialised=False)["kernel"] != "warp_specialised"
             if "bn" in chosen:
                 # A part holds whole groups, and matrix instructions take 64 rows of four warps.
                 assert chosen["parts"] <= max(1, columns // 256)

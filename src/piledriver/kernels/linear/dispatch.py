@@ -17,6 +17,7 @@ from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.invariant_row import fits_invariant_row, invariant_row_linear
 from piledriver.kernels.linear.mixed import fits_mixed, mixed
 from piledriver.kernels.linear.tuned import tuned_kernel
+from piledriver.kernels.linear.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 
@@ -66,13 +67,14 @@ def _integers(x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
     if fused.gate_block and len(x) <= _MOST_ROWS:
         few = len(x) <= most_rows(weight, gate=True) and fits_integer_rows(x, weight)
         return integer_rows(x, weight, fused) if few else integer_tiles(x, weight, fused)
-    chosen = tuned_kernel(weight, len(x))
+    chosen = tuned_kernel(weight, len(x), specialised=fits_warp_specialised(x, weight, fused.residual))
     if chosen["kernel"] == "rows" and fits_integer_rows(x, weight):
         return integer_rows(x, weight, fused)
     if chosen["kernel"] == "dequantised" or (chosen["kernel"] == "mixed" and not fits_mixed(x)):
         return _dense(x, dequantise_integers(weight, x.dtype), fused)
     tile = None if chosen["kernel"] == "rows" else chosen
-    product: Any = mixed if chosen["kernel"] == "mixed" else integer_tiles
+    products: dict[str, Any] = {"mixed": mixed, "warp_specialised": warp_specialised}
+    product = products.get(chosen["kernel"], integer_tiles)
     if not fused.gate_block:
         return cast(Tensor, product(x, weight, fused, config=tile))
     return _finish(product(x, weight, fused._replace(gate_block=0, residual=None), config=tile), fused)

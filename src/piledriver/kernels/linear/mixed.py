@@ -3,10 +3,8 @@
 """Linear layers with int8 or int4 weights as one GPU kernel of bf16 matrix instructions.
 
 The weight is the left operand (out.T = weight @ x.T), which Hopper's matrix instructions take from registers: bytes of
-the weight are loaded, become bf16 there and are multiplied, without a second pass through shared memory. bf16 has 128
-as a number whose last 7 bits count in ones, so logical instructions and one subtraction turn two codes into numbers.
-int4 codes are multiplied by the scale of their group, or for few tokens the sums of the group are; int8 scales follow
-the whole sum.
+the weight are loaded, become bf16 there and are multiplied, without a second pass through shared memory. int4 codes are
+multiplied by the scale of their group, or for few tokens the sums of the group are; int8 scales follow the whole sum.
 """
 
 from __future__ import annotations
@@ -30,59 +28,9 @@ _DEFAULT = {"bn": 128, "bm": 128, "bk": 128, "warps": 8, "stages": 3, "parts": 1
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
+    from piledriver.kernels.linear.conversions import from_int4, from_int8, times
     from piledriver.kernels.linear.products import settle, tile_of
     from piledriver.kernels.linear.workspace import add_parts
-
-    @triton.jit
-    def _from_int8(codes, like, ASM: tl.constexpr):
-        """Return int8 codes as numbers of the dtype of `like`.
-
-        In bf16: 128 + (the lower seven bits) - (128, or 256 if the sign bit is set).
-        """
-        if ASM:
-            return tl.inline_asm_elementwise(
-                """{
-                .reg .b32 a, c, d;
-                prmt.b32 a, $1, 0, 0x4140;
-                lop3.b32 c, a, 0x007F007F, 0x43004300, 0xEA;
-                lop3.b32 d, a, 0x00800080, 0x43004300, 0xEA;
-                sub.rn.bf16x2 $0, c, d;
-                }""",
-                "=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=2,
-            )  # fmt: skip
-        else:
-            return codes.to(like.dtype)
-
-    @triton.jit
-    def _from_int4(packed, like, ASM: tl.constexpr):
-        """Return the low and the high four bits of bytes, minus 8, as numbers of the dtype of `like`."""
-        if ASM:
-            return tl.inline_asm_elementwise(
-                """{
-                .reg .b32 a, b, m;
-                mov.b32 m, 0x43084308;
-                prmt.b32 a, $2, 0, 0x4140;
-                shr.b32 b, a, 4;
-                lop3.b32 a, a, 0x000F000F, 0x43004300, 0xEA;
-                lop3.b32 b, b, 0x000F000F, 0x43004300, 0xEA;
-                sub.rn.bf16x2 $0, a, m;
-                sub.rn.bf16x2 $1, b, m;
-                }""",
-                "=&r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
-            )  # fmt: skip
-        else:
-            low, high = (packed & 15).to(tl.float32) - 8.0, (packed >> 4).to(tl.float32) - 8.0
-            return low.to(like.dtype), high.to(like.dtype)
-
-    @triton.jit
-    def _times(number, scale, ASM: tl.constexpr):
-        """Return the product of two tensors of bf16, rounded to bf16, two at a time."""
-        if ASM:
-            return tl.inline_asm_elementwise(
-                "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [number, scale], dtype=tl.bfloat16, is_pure=True, pack=2
-            )
-        else:
-            return (number.to(tl.float32) * scale.to(tl.float32)).to(number.dtype)
 
     @triton.jit
     def _sums(x, weight, scales, tile, column, rows, begin, end, scale_stride, INT4: tl.constexpr, GROUP: tl.constexpr,
@@ -97,7 +45,7 @@ if triton is not None:
                 scale = tl.load(scales + rows * scale_stride + k // GROUP)
                 a = x.load([column * BM, first])
                 b = x.load([column * BM, first + GROUP // 2])
-                low, high = _from_int4(packed, a, ASM)
+                low, high = from_int4(packed, a, ASM)
                 if BM <= 32:
                     # Sums of a group are fewer than its weights.
                     part = tl.dot(low, a.T)
@@ -105,12 +53,12 @@ if triton is not None:
                     total += part * scale.to(tl.float32)[:, None]
                 else:
                     factor = tl.broadcast_to(scale[:, None], packed.shape)
-                    total = tl.dot(_times(low, factor, ASM), a.T, total)
-                    total = tl.dot(_times(high, factor, ASM), b.T, total)
+                    total = tl.dot(times(low, factor, ASM), a.T, total)
+                    total = tl.dot(times(high, factor, ASM), b.T, total)
             else:
                 codes = weight.load([tile * BN, k])
                 y = x.load([column * BM, k])
-                total = tl.dot(_from_int8(codes, y, ASM), y.T, total)
+                total = tl.dot(from_int8(codes, y, ASM), y.T, total)
             total = settle(total, ASM)
         return total
 

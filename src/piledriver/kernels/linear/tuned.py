@@ -13,13 +13,19 @@ from typing import Any
 
 from piledriver.kernels.linear.weights import QuantisedWeight
 
-MANY = {"kernel": "dequantised"}
+MANY: dict[str, Any] = {"kernel": "dequantised"}
 """Beyond the table: the time to dequantise a weight is small beside the product."""
+TILED: dict[str, Any] = {"kernel": "mixed", "bn": 64, "bm": 128, "bk": 128, "warps": 4, "stages": 3, "parts": 1}
+"""In place of the warp-specialised kernel, where it cannot run or has too few tiles: their columns can be divided."""
+_MOST_TILED = 1024
+"""Tokens up to which it is faster than a weight that is dequantised first."""
 _PROCESSORS = 132
 
 
-def tuned_kernel(weight: QuantisedWeight, tokens: int) -> dict[str, Any]:
-    """Return `kernel` (rows, tiles, mixed or dequantised) and its tile: those of the next larger measured product.
+def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = True) -> dict[str, Any]:
+    """Return `kernel` and its tile: those of the next larger measured product.
+
+    A kernel is rows, tiles, mixed, warp_specialised (if `specialised`, that is if it can run) or dequantised.
 
     >>> import torch
     >>> weight = QuantisedWeight("int8", torch.zeros(8, 4096, dtype=torch.int8), torch.ones(8, 1))
@@ -30,7 +36,12 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int) -> dict[str, Any]:
     columns = [width for width in by_columns if width >= weight.shape[1]]
     by_tokens = by_columns[min(columns) if columns else max(by_columns)]
     counts = [count for count in by_tokens if count >= tokens]
-    return _filled(by_tokens[min(counts)], weight, tokens) if counts else MANY
+    tile = by_tokens[min(counts)] if counts else MANY
+    if tile["kernel"] == "warp_specialised":
+        programs = -(-weight.shape[0] // 128) * -(-tokens // tile["bm"])
+        if not specialised or 3 * programs < _PROCESSORS:
+            tile = TILED if tokens <= _MOST_TILED else MANY
+    return _filled(tile, weight, tokens)
 
 
 def _filled(tile: dict[str, Any], weight: QuantisedWeight, tokens: int) -> dict[str, Any]:
