@@ -298,12 +298,14 @@ class Session:
                 measure_one(worker, *job)
 
         def take_eager(worker: Worker) -> None:
+            nonlocal until
             # One after the other: they wait for the host, and what compiles is stopped meanwhile.
             for job in eager:
                 if not starts_slowly(job[0]):
                     measure_one(worker, *job)
             if args.host_seconds:
                 self.say({"host": worker.ask({"host": args.host_seconds}, args.host_seconds + 8.0)})
+                until = _CENSUS_SECONDS if census else 0.0
             for job in eager:
                 if starts_slowly(job[0]):
                     measure_one(worker, *job)

@@ -74,8 +74,6 @@ def measure(
 ) -> dict[str, Any]:
     """Run steps of one layout as the training loop does; return peaks, phases, the median step and its parts.
 
-    `launch` is what the host took for a launch just before: rows that wait for it differ with it.
-
     `profile` is a file for the kernels of one step; those of its optimizer go to one beside it. `alone` is called once
     what compiles is compiled: it returns when nothing else runs on the machine.
     """
@@ -86,7 +84,6 @@ def measure(
     from piledriver.kernels.cross_entropy import default_chunk_tokens
     from piledriver.models import Transformer
     from piledriver.optim import OptimizerConfig, build_optimizer
-    from piledriver.plan.hardware.calibrate_host import launch_seconds
 
     meter = Meter()
     config, length = config_of_row(shape, tiny=tiny)
@@ -135,7 +132,6 @@ def measure(
     step()
     meter.wait()
     compile_seconds = time.perf_counter() - begun
-    launch = launch_seconds(accelerator.device, repeats=8)
     meter.reset()
     step(noting=True)
     meter.wait()
@@ -162,7 +158,6 @@ def measure(
         "compile_seconds": round(compile_seconds, 1),
         "phases": phases,
         "parts": {name: round(min(one[name] for one in laps), 6) for name in laps[0]},
-        "launch": launch,
         "blocks": len(blocks),
         "loss_chunk": default_chunk_tokens(config.vocab_size, accelerator.device.type, config.dim),
     }

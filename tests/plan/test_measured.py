@@ -32,7 +32,7 @@ def rows() -> list[dict[str, Any]]:
 
 def test_allocated_peaks_are_met_and_never_missed_from_below(rows: list[dict[str, Any]]) -> None:
     errors = [row["predicted"].worst.allocated / GIB / row["allocated"] - 1 for row in rows]
-    assert len(errors) >= 98
+    assert len(errors) >= 101
     assert statistics.median(map(abs, errors)) < 0.02
     assert max(errors) < 0.06
     assert min(errors) > -0.02
@@ -48,7 +48,7 @@ def test_what_is_kept_and_what_the_loss_adds(rows: list[dict[str, Any]]) -> None
         phases = row["phases"]
         # The gradients of the loss are the first of the backward.
         measured = max(phases["peak of the forward"], phases["peak of the backward"]) - phases["before the forward"]
-        assert (loss.bytes - before.bytes) / GIB == pytest.approx(measured, rel=0.02), row
+        assert (loss.bytes - before.bytes) / GIB == pytest.approx(measured, rel=0.025), row
 
 
 def test_reserved_peaks(rows: list[dict[str, Any]]) -> None:

@@ -11,16 +11,16 @@ from piledriver.plan.blocks.widths import Widths
 
 # Forward and backward of a block with learned positions and a plain MLP; of other software with fused operators; of a
 # compiled block.
-_EAGER, _FUSED_EAGER, _COMPILED = (74, 112), (34, 62), (36, 64)
+_EAGER, _FUSED_EAGER, _COMPILED = (74, 112), (45, 83), (36, 64)
 # Further ones of rotary positions, gates, routing, a shared expert, latent attention, norms of queries and keys.
 _ROTARY, _GATE, _QK_NORM = (52, 33), (16, 16), (16, 20)
-_ROUTING, _COMPILED_ROUTING = (78, 46), (24, 36)
+_ROUTING, _COMPILED_ROUTING = (100, 80), (24, 36)
 _SHARED = (78, 65)
 _LATENT, _COMPILED_LATENT = (39, 33), (5, 10)
 # Selective checkpointing runs Python for each operator of the forward, and again when it is recomputed.
 _SELECTIVE, _SELECTIVE_AGAIN = 175, 1.4
-# A forward that is recomputed also runs Python for each tensor that it keeps.
-_AGAIN = 1.35
+# A checkpointed forward runs Python around it, and when it is recomputed also for each tensor that it keeps.
+_CHECKPOINT, _AGAIN = 70, 1.8
 
 
 def block_launches(w: Widths) -> tuple[float, float]:
@@ -39,7 +39,9 @@ def block_launches(w: Widths) -> tuple[float, float]:
         found = [_EAGER, *_parts(w)]
     forward, backward = (float(sum(one[index] for one in found)) for index in range(2))
     if policy == "full":
-        return forward, backward + (_AGAIN if ours and not compiled else 1.0) * forward
+        if compiled or not ours:
+            return forward, backward + forward
+        return forward + _CHECKPOINT, backward + _AGAIN * forward
     if policy == "selective" and not compiled and ours:
         forward += _SELECTIVE
         return forward, backward + _SELECTIVE_AGAIN * forward

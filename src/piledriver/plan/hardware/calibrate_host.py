@@ -16,13 +16,13 @@ from piledriver.models.config import ModelConfig
 from piledriver.optim import OptimizerConfig, build_optimizer
 
 # Blocks of two models whose difference is the host's time of small eager blocks, and the launches of one of them.
-_DEPTHS, _SMALL_BLOCK = (2, 8), 303.0
+_DEPTHS, _SMALL_BLOCK = (2, 12), 303.0
 # A model of 134M parameters, whose states are larger than any cache, and one to try the measurement on a CPU.
 _OFFLOADED = ModelConfig(vocab_size=512, dim=2048, layers=2, heads=16, mlp_dim=8192, max_positions=16)
 _OFFLOADED_SMALL = ModelConfig(vocab_size=512, dim=256, layers=2, heads=2, mlp_dim=1024, max_positions=16)
 
 
-def launch_seconds(device: torch.device, *, repeats: int = 30) -> float:
+def launch_seconds(device: torch.device, *, repeats: int = 12) -> float:
     """Return the host's seconds for one launch, as an eager block makes them: its seconds over their number.
 
     A loop of one small kernel would leave out the Python between operators, which machines differ in.

@@ -17,6 +17,8 @@ from piledriver.plan.time.stage import StageSeconds
 # Traffic of stochastic rounding outside an optimizer's kernel, for each parameter: its noise is hashed in 64 bits.
 _ROUNDING_BYTES = 340.0
 
+# The host's work for the norm of all gradients and for a fused step, in launches, and what each block adds.
+_STEP_CALLS, _STEP_CALLS_OF_A_BLOCK = 110, 12
 # Seconds of the host for one call of a compiled function.
 _COMPILED_CALL = 0.4e-3
 # Iterations of Muon, and the host's work for each matrix and for each batch of them, in launches of a kernel.
@@ -32,7 +34,7 @@ def optimizer_seconds(placed: Placed, mine: list[tuple[Stage, StageSeconds]], ro
     The host is ahead of the device by what the blocks took longer on the device than to launch.
     """
     parts = [_known_step(placed, stage) for stage, _ in mine]
-    ahead = sum(max(0.0, cost.seconds - cost.host - cost.launched) for _, cost in mine)
+    ahead = sum(max(0.0, cost.seconds - cost.launched) for _, cost in mine)
     device, host, offload, streamed = (sum(part[index] for part in parts) for index in range(4))
     return max(device, host - rounds * ahead), offload + rounds * streamed
 
@@ -64,7 +66,10 @@ def _step(placed: Placed, stage: Stage) -> tuple[float, float, float, float]:
     traffic += 3 * total.gradients
     if layout.has_bf16_weights and optimizer in ("adamw", "muon", "lion", "sgd"):
         traffic += _ROUNDING_BYTES * total.owned
-    iterations, host = kernel_seconds(placed.config, stage, optimizer, rates, placed.launch(rates.device))
+    launch = placed.launch(rates.device)
+    iterations, host = kernel_seconds(placed.config, stage, optimizer, rates, launch)
+    if placed.setting.traits.name == "piledriver":
+        host += launch * (_STEP_CALLS + _STEP_CALLS_OF_A_BLOCK * len(stage.blocks))
     return rates.move(traffic) + iterations, host, 0.0, 0.0
 
 

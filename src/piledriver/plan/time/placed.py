@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from piledriver.plan.hardware.cluster import Cluster, Device
 from piledriver.plan.memory.state_bytes import weight_size_of
 from piledriver.plan.time.links import Axis, axes_of_layout, collective_seconds
 from piledriver.plan.time.rank_kinds import blocks_key
-from piledriver.plan.time.rates import Efficiency
+from piledriver.plan.time.rates import Efficiency, measured_rate
 
 
 @dataclass(kw_only=True)
@@ -43,13 +42,8 @@ class Placed:
         return collective_seconds(kind, size, self.axes[axis], self.cluster, self.efficiency)
 
     def launch(self, device: Device) -> float:
-        """Return the host's seconds for one kernel.
-
-        A short measurement of a shared host is noisy: half of its deviation from the usual counts.
-        """
-        measured = device.measured.get("launch")
-        usual = self.efficiency.launch
-        return math.sqrt(measured * usual) if isinstance(measured, float) else usual
+        """Return the host's seconds for one kernel: as `calibrate` measured them, or the usual ones."""
+        return measured_rate(device, "launch") or self.efficiency.launch
 
     def key(self, stage: Stage) -> Any:
         """Return what tells stages: those alike cost the same."""

@@ -34,7 +34,7 @@ class Efficiency:
     memory: float = 1.0
     link: float = 1.0
     network: float = 1.0
-    launch: float = 12e-6
+    launch: float = 9e-6
     """Seconds of the host for one kernel."""
     step: float = 0.0
     """Seconds of the host for one optimizer step."""

@@ -18,6 +18,8 @@ from piledriver.plan.time.rates import Efficiency, Rates
 
 # What `fully_shard` does on the host around each block, forward and backward, in launches of a kernel.
 _SHARDED_CALLS = (25, 45)
+# The host's work for the ends of a model, forward and backward, in launches.
+_EMBEDDING_CALLS, _LOSS_CALLS = 60, 260
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +29,9 @@ class _BlockSeconds:
     recompute: float
     tensor_forward: float
     tensor_backward: float
-    host: float
-    """Seconds that the device waits for launches."""
-    launched: float
+    launched_forward: float
+    """Seconds of the host for the launches of the forward."""
+    launched_backward: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class StageSeconds:
     recompute: float
     tensor: float
     host: float
+    """Seconds that the device waits for launches."""
     launched: float
     """Seconds of the host for its launches, which run beside the device."""
     backward: float
@@ -48,6 +51,22 @@ class StageSeconds:
     """All of them."""
     offload: float = 0.0
     """Seconds of copies of activations to the host and back that compute does not hide."""
+
+
+def _with_host(parts: list[tuple[float, float]]) -> float:
+    """Return the seconds of parts that the host launches and the device runs, one after the other.
+
+    The device is done with a part when it has run it after the one before, and not before its last launch: where it is
+    behind, the host runs ahead, and later parts whose launches take longer wait less.
+
+    >>> _with_host([(2.0, 1.0), (1.0, 4.0), (5.0, 2.0)])
+    8.0
+    """
+    host = device = 0.0
+    for launched, busy in parts:
+        host += launched
+        device = max(device + busy, host)
+    return device
 
 
 class StageTimer:
@@ -71,7 +90,9 @@ class StageTimer:
         if "fp8" in device.peaks and traits.hopper_attention != 1.0:
             efficiency = replace(efficiency, attention=efficiency.attention * traits.hopper_attention)
         rates = Rates(device, self.setting.matmul_precision, efficiency)
-        compute = recompute = tensor = host = backward = launched = copied = 0.0
+        compute = recompute = tensor = backward = copied = 0.0
+        there: list[tuple[float, float]] = []
+        back: list[tuple[float, float]] = []
         for window, experts, many in block_kinds(placed.config, stage.blocks):
             key = (self.setting, placed.weight_size, window, experts, device.name, placed.layout.activation_every)
             if key not in memo:
@@ -81,28 +102,37 @@ class StageTimer:
             compute += many * (one.forward + one.backward)
             recompute += many * one.recompute
             tensor += many * (one.tensor_forward + one.tensor_backward)
-            host += many * one.host
-            launched += many * one.launched
-            backward += many * (one.backward + one.recompute + one.tensor_backward)
+            returning = one.backward + one.recompute + one.tensor_backward
+            there.append((many * one.launched_forward, many * (one.forward + one.tensor_forward)))
+            back.append((many * one.launched_backward, many * returning))
+            backward += many * returning
             if placed.layout.activation_offload:
                 copied += many * block_cost(placed.config, window, self.setting, experts).kept_bytes
-        for end, there in ((self._embedding(), stage.first), (self._loss(), stage.last)):
-            if there:
-                place = (self.setting, placed.weight_size, end is self._embedding(), device.name)
+        launch = placed.launch(rates.device)
+        for end, is_there, host in (
+            (self._embedding(), stage.first, _EMBEDDING_CALLS),
+            (self._loss(), stage.last, _LOSS_CALLS),
+        ):
+            if is_there:
+                is_embedding = end is self._embedding()
+                place = (self.setting, placed.weight_size, is_embedding, device.name)
                 if place not in memo:
                     memo[place] = rates.total(end.operators), self._exchanges(end.exchanges)
                 computed, exchanged = memo[place]
                 compute += computed
                 backward += 2 / 3 * computed
                 tensor += exchanged
-        seconds = compute + recompute + tensor + host
+                launched = launch * host if traits.name == "piledriver" else 0.0
+                there.insert(0 if is_embedding else len(there), (launched, computed + exchanged))
+        parts = [*there, *reversed(back)]
+        seconds, launched = _with_host(parts), sum(host for host, _ in parts)
         # The last block keeps its activations. Both directions share one stream.
         copied *= 2 * (1 - 1 / max(1, len(stage.blocks))) / placed.cluster.host.link
         return StageSeconds(
             compute=compute,
             recompute=recompute,
             tensor=tensor,
-            host=host,
+            host=seconds - compute - recompute - tensor,
             launched=launched,
             backward=backward,
             seconds=seconds,
@@ -125,15 +155,14 @@ class StageTimer:
         # Every n-th block is recomputed.
         share = 1 / self.placed.layout.activation_every if self.setting.activations in ("full", "selective") else 1.0
         again *= share
-        host = max(0.0, first * launched - forward - there) + max(0.0, second * launched - backward - again - back)
         return _BlockSeconds(
             forward=forward,
             backward=backward,
             recompute=again,
             tensor_forward=hidden * there,
             tensor_backward=hidden * back,
-            host=host,
-            launched=(first + second) * launched,
+            launched_forward=first * launched,
+            launched_backward=second * launched,
         )
 
     def _block_elements(self, *, experts: bool) -> float:
