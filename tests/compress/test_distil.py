@@ -26,12 +26,14 @@ from piledriver.compress.distil.loss import Distribution, DivergenceSettings, li
 from piledriver.compress.distil.objective import matching_layers
 from piledriver.compress.distil.quantisation_aware import make_quantisation_aware, round_weight
 from piledriver.compress.scheme import Scheme
+from piledriver.core.config import load_config
 from piledriver.core.errors import ConfigError, CorruptFileError, UsageError
 from piledriver.data import StreamConfig, open_stream
 from piledriver.engine import Layout
 from piledriver.kernels.linear import dequantise_weight, quantise_weight, weight_codes
 from piledriver.models import ModelConfig, Transformer
-from piledriver.models.interchange import load_folder, save_folder
+from piledriver.models.interchange import load_folder, read_folder_config, save_folder
+from piledriver.models.presets import learning_rate
 from piledriver.models.quantised import QuantisedLinear
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig
@@ -239,6 +241,26 @@ def test_recover_reconstructs_then_distils_and_resumes(place: Path, tmp_path: Pa
             assert torch.equal(weight == 0, dict(model.blocks.named_parameters())[name] == 0)
     again = compress.recover(sparse, teacher, stream, tokens=128, **given)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_recover_chooses_batch_rate_and_optimizer(place: Path, tmp_path: Path) -> None:
+    """Small steps, Muon unless zeros must stay, a lower rate for small batches, half cross-entropy."""
+    stream = open_stream(StreamConfig(tokens=str(place / "tokens"), seq_len=32))
+    chosen = {}
+    for name in ("sparse", "student"):
+        out = str(tmp_path / name)
+        compress.recover(str(place / name), str(place / "teacher"), stream, out=out, epochs=0, tokens=320)
+        config = load_config(DistilConfig, f"{out}/run/distil.yaml")
+        assert config.train.batch_tokens == 32
+        assert config.distil.cross_entropy == 0.5
+        assert config.train.schedule is not None
+        assert config.train.schedule.total == 10
+        assert config.train.keep_zeros == (name == "sparse")
+        rate = config.train.optimizer.lr
+        assert rate is not None
+        assert rate < 0.1 * learning_rate(read_folder_config(place / name)[0])
+        chosen[name] = config.train.optimizer.kind
+    assert chosen == {"sparse": "adamw", "student": "muon"}
 
 
 def test_quantisation_aware_training_starts_with_the_codes_of_gptq(place: Path) -> None:

@@ -29,8 +29,8 @@ from piledriver.train.setup import default_learning_rate
 
 _CONFIG = "distil.yaml"
 MODEL, QUANTISED = "model", "quantised"
-# Of the peak rate of pretraining (Muralidharan et al., 2024).
-_RATE = 0.2
+# Of the peak rate of pretraining (Muralidharan et al., 2024), and of `recover` with AdamW.
+_RATE, _SPARSE_RATE = 0.2, 0.4
 # Batches of fewer tokens lower the rate with the square root of their size (Malladi et al., 2022).
 _RATE_TOKENS = 8192
 # Of `recover`: few tokens in many small steps, and at most this much in one.
@@ -60,9 +60,8 @@ def distil(config: DistilConfig, **options: Any) -> RunSummary:
         raise ConfigError(f"train.model is {run.model!r}", fix="name the folder of the student")
     shape, _ = read_folder_config(run.model_folder)
     if run.optimizer.lr is None:
-        share = _RATE * min(1.0, run.batch_tokens / _RATE_TOKENS) ** 0.5
-        rate = float(f"{share * default_learning_rate(shape, run.optimizer.kind):.1e}")
-        run = replace(run, optimizer=replace(run.optimizer, lr=rate))
+        rate = _RATE * default_learning_rate(shape, run.optimizer.kind)
+        run = replace(run, optimizer=replace(run.optimizer, lr=_for_batch(rate, run.batch_tokens)))
     if run.layout.compile is None and torch.cuda.is_available():
         # Block by block: the loss runs outside the graph.
         run = replace(run, layout=replace(run.layout, compile="blocks"))
@@ -72,6 +71,15 @@ def distil(config: DistilConfig, **options: Any) -> RunSummary:
     if summary.finished:
         _write_quantised(config)
     return summary
+
+
+def _for_batch(rate: float, batch_tokens: int) -> float:
+    """Return a learning rate for batches of this size.
+
+    >>> _for_batch(4e-4, 65536), _for_batch(4e-4, 2048)
+    (0.0004, 0.0002)
+    """
+    return float(f"{rate * min(1.0, batch_tokens / _RATE_TOKENS) ** 0.5:.1e}")
 
 
 def _check_same(config: DistilConfig) -> None:
@@ -130,10 +138,10 @@ def recover(
 
     Reconstruction uses the first `samples` windows of `data`, or those of `reconstruction`, for `epochs` passes; 0
     epochs leave it out. Distillation reads the first `tokens` of `data`, in batches of `batch_tokens` (default: small
-    enough for 128 steps), by Muon (AdamW where zeros stay) at a fifth of its rate of pretraining, which then falls to
-    zero. `out` is the run folder: a call that was interrupted resumes there. `settings` are those of the loss (default:
-    half forward KL against `teacher`, half cross-entropy), `changes` further keys of `TrainConfig`. Zeros of weights
-    stay with `keep_zeros`.
+    enough for 128 steps), by Muon at a fifth of its rate of pretraining, or AdamW at two fifths where zeros stay; the
+    rate falls to zero. `out` is the run folder: a call that was interrupted resumes there. `settings` are those of the
+    loss (default: half forward KL against `teacher`, half cross-entropy), `changes` further keys of `TrainConfig`.
+    Zeros of weights stay with `keep_zeros`.
     """
     start = _folder_of(model, os.path.join(out, "start"))
     large = _folder_of(teacher, os.path.join(out, "teacher"))
@@ -160,9 +168,13 @@ def recover(
     batch = batch_tokens or _batch_tokens(tokens, stream.seq_len)
     steps = tokens // batch
     keeps = keep_zeros and _has_zeros(start)
+    # A step of Muon mixes the weights of a matrix, zeros too.
+    kind = "adamw" if keeps else "muon"
+    if lr is None:
+        peak = default_learning_rate(read_folder_config(start)[0], kind)
+        lr = _for_batch((_SPARSE_RATE if keeps else _RATE) * peak, batch)
     defaults: dict[str, Any] = {
-        # A step of Muon mixes the weights of a matrix, zeros too.
-        "optimizer": OptimizerConfig(kind="adamw" if keeps else "muon", lr=lr),
+        "optimizer": OptimizerConfig(kind=kind, lr=lr),
         "schedule": ScheduleConfig(kind="linear", warmup=round(_WARMUP * steps), total=max(1, steps)),
         "trackers": (),
         "plots": False,
