@@ -177,15 +177,15 @@ KERNELS: dict[str, Any] = {
 }
 
 
-def cases(kinds: list[str], most: int) -> list[tuple[int, int, int, str]]:
+def cases(kinds: list[str], least: int, most: int) -> list[tuple[int, int, int, str]]:
     """Return tokens, rows, columns and kind of all measurements, small ones first."""
-    tokens = [count for count in (*SMALL, *LARGE) if count <= most]
+    tokens = [count for count in (*SMALL, *LARGE) if least <= count <= most]
     return [(count, rows, columns, kind) for count in tokens for rows, columns in SHAPES for kind in kinds]
 
 
-def warm_up(kinds: list[str], most: int, share: int, workers: int, *, sweep: bool) -> None:
+def warm_up(kinds: list[str], least: int, most: int, share: int, workers: int, *, sweep: bool) -> None:
     """Call a worker's share of the kernels once, so that they are in the cache of compiled ones."""
-    for tokens, rows, columns, kind in cases(kinds, most):
+    for tokens, rows, columns, kind in cases(kinds, least, most):
         x = torch.zeros(tokens, columns, device="cuda", dtype=torch.bfloat16)
         small = quantise_weight(torch.zeros(rows, columns, device="cuda", dtype=torch.bfloat16), kind)  # type: ignore[arg-type]
         for label, call in {"linear": linear, **(candidates(x, small) if sweep else {})}.items():
@@ -209,7 +209,7 @@ def attempt(call: Callable[..., Tensor], x: Tensor, weight: QuantisedWeight) -> 
         return None
 
 
-def rows_of(kinds: list[str], *, most: int, sweep: bool, limit: float, choose: Path | None) -> None:
+def rows_of(kinds: list[str], *, least: int, most: int, sweep: bool, limit: float, choose: Path | None) -> None:
     began = time.monotonic()
     copied = copy_bandwidth()
     print(json.dumps({"row": "linear: copy", "ours": round(copied / 1e12, 3), "unit": "TB/s"}), flush=True)
@@ -218,7 +218,7 @@ def rows_of(kinds: list[str], *, most: int, sweep: bool, limit: float, choose: P
     copy_of: dict[int, float] = {}
     stored: dict[tuple[int, int, str], list[Any]] = {}
     fastest: dict[str, dict[str, dict[str, tuple[float, dict[str, Any]]]]] = {}
-    for tokens, rows, columns, kind in cases(kinds, most):
+    for tokens, rows, columns, kind in cases(kinds, least, most):
         if time.monotonic() - began > limit:
             print(json.dumps({"row": "linear", "skipped": f"M={tokens} and more: out of time"}), flush=True)
             break
@@ -280,6 +280,7 @@ def table_text(fastest: dict[str, dict[str, dict[str, tuple[float, dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default="int4,int8")
+    parser.add_argument("--least", type=int, default=1, help="fewest tokens")
     parser.add_argument("--most", type=int, default=LARGE[-1], help="most tokens")
     parser.add_argument("--sweep", action="store_true", help="measure other kernels and tiles too")
     parser.add_argument(
@@ -294,10 +295,11 @@ def main() -> None:
         return
     kinds = options.kinds.split(",")
     if options.share is not None:
-        warm_up(kinds, options.most, options.share, options.workers, sweep=options.sweep)
+        warm_up(kinds, options.least, options.most, options.share, options.workers, sweep=options.sweep)
         return
     began = time.monotonic()
-    command = [sys.executable, __file__, "--kinds", options.kinds, "--most", str(options.most)]
+    command = [sys.executable, __file__, "--kinds", options.kinds]
+    command += ["--least", str(options.least), "--most", str(options.most)]
     command += ["--workers", str(options.workers), *(["--sweep"] if options.sweep else [])]
     started = [subprocess.Popen([*command, "--share", str(share)]) for share in range(options.workers)]
     for process in started:
@@ -305,7 +307,7 @@ def main() -> None:
     if started:
         print(json.dumps({"row": "linear: compiled", "seconds": round(time.monotonic() - began, 1)}), flush=True)
     limit = options.limit - (time.monotonic() - began)
-    rows_of(kinds, most=options.most, sweep=options.sweep, limit=limit, choose=options.choose)
+    rows_of(kinds, least=options.least, most=options.most, sweep=options.sweep, limit=limit, choose=options.choose)
 
 
 if __name__ == "__main__":
