@@ -77,7 +77,7 @@ class Engine:
         self._on_done: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         """Why the engine has stopped; None while it works."""
-        self.runner.compile_first_step()
+        self.runner.compile_first_steps()
 
     # Requests
 

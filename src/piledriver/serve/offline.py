@@ -96,8 +96,6 @@ def load_engine(
         return Engine(load_folder(folder, device=device, dtype=dtype).requires_grad_(False), tokenizer, **settings)
     start_compiler()
     model = allocate_folder(folder, device=device, dtype=dtype).requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.zero_()  # the dry run that finds the kernels computes with them
     engine = Engine(model, tokenizer, **settings)
     load_weights(model, folder)
     return engine

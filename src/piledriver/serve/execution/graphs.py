@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piledriver.kernels.compile_ahead import CompiledAhead, compile_ahead
 from piledriver.kernels.decode import gather_step
+from piledriver.kernels.decode.reference import ReferenceDecode
+from piledriver.kernels.decode.step import StepTensors
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.kernels.sampling import Drawn, RowSettings, draw_tokens
 from piledriver.serve.execution.forward import Forward
@@ -142,10 +145,26 @@ class DecodeGraphs:
 
     def prepare(self, size: int) -> None:
         """Compile and capture a decode step of `size` rows and a short context, all of them padding."""
+        bound = self._pad(size)
+        for _ in range(2):  # compiled, then captured
+            self._graphs.run((size, bound), self._run)
+
+    def compile_ahead(self, size: int) -> CompiledAhead:
+        """Start compiling the kernels of a decode step of `size` rows and a short context."""
+        bound = self._pad(size)
+
+        def dry_run() -> None:
+            self._gather(gather_step, size, bound)
+            # Other operations read its result, which is not there.
+            self._compute(self._gather(ReferenceDecode().gather_step, size, bound), bound)
+
+        return compile_ahead(dry_run)
+
+    def _pad(self, size: int) -> int:
+        """Fill the inputs with padding; return the bound of its context."""
         self._host.next().numpy()[:, :size] = self._padding
         self._host.send()
-        for _ in range(2):  # compiled, then captured
-            self._graphs.run((size, context_bound(1, self._max_context)), self._run)
+        return context_bound(1, self._max_context)
 
     def _fill(
         self, inputs: StepInputs, temperatures: list[float], uniforms: list[float], count: int, size: int
@@ -160,9 +179,15 @@ class DecodeGraphs:
         self._host.send()
 
     def _run(self, size: int, bound: int) -> DecodeResult:
-        temperature, uniform = self.inputs[4:, :size].view(torch.float32)
+        return self._compute(self._gather(gather_step, size, bound), bound)
+
+    def _gather(self, gather: Callable[..., StepTensors], size: int, bound: int) -> StepTensors:
         width = -(-bound // self._block_size)
-        step = gather_step(self.inputs, self._last_tokens, self._tables, self._block_size, rows=size, width=width)
+        return gather(self.inputs, self._last_tokens, self._tables, self._block_size, rows=size, width=width)
+
+    def _compute(self, step: StepTensors, bound: int) -> DecodeResult:
+        size = len(step.tokens)
+        temperature, uniform = self.inputs[4:, :size].view(torch.float32)
         batch = PagedBatch(
             step.tables, self._starts[: size + 1], step.contexts, step.slots, 1, bound, (), self._invariant
         )

@@ -6,12 +6,14 @@ is computed as it would be alone. A graph is captured when its size is used for 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from piledriver.kernels.compile_ahead import CompiledAhead, compile_ahead
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.kernels.sampling import RowSettings, draw_tokens
 from piledriver.serve.execution.forward import Forward
@@ -63,9 +65,10 @@ class PrefillGraphs:
         """Run a prefill: logits of its last token, and a token sampled from them."""
         return self._graphs.run(self._fill(inputs, temperature, uniform), self._run)
 
-    def run_eagerly(self, inputs: StepInputs, temperature: float, uniform: float) -> DecodeResult:
-        """Run a prefill without a graph, and without counting it as the first use of its size."""
-        return self._run(*self._fill(inputs, temperature, uniform))
+    def compile_ahead(self, inputs: StepInputs) -> CompiledAhead:
+        """Start compiling the kernels of a prefill of this size."""
+        size, bound = self._fill(inputs, 0.0, 0.0)
+        return compile_ahead(functools.partial(self._run, size, bound))
 
     def _fill(self, inputs: StepInputs, temperature: float, uniform: float) -> tuple[int, int]:
         """Send the inputs to the device; return the padded number of tokens and the bound of the context."""

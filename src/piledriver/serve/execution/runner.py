@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piledriver.kernels.compile_ahead import CompiledAhead, compile_ahead
+from piledriver.kernels.compile_ahead import CompiledAhead
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.kernels.sampling import Drawn
 from piledriver.models import Transformer
@@ -28,8 +28,6 @@ from piledriver.serve.scheduling.scheduler import Step
 from piledriver.serve.scheduling.sequence import Sequence
 
 _PROMPT_ROWS = 64
-_FIRST_PROMPT = 128
-"""Tokens of the prompt whose kernels are compiled ahead."""
 
 
 @dataclass(slots=True)
@@ -101,19 +99,27 @@ class Runner:
             self._prefill_graphs = PrefillGraphs(
                 forward, cache, tables, self._tables, self._last_tokens, invariant=invariant
             )
-        self._compiling: CompiledAhead | None = None
+        self._compiling: dict[int, CompiledAhead] = {}
+        """Kernels of the first steps by the number of their tokens: 1 for a decode step."""
 
     @torch.inference_mode()
-    def compile_first_step(self) -> None:
-        """Start compiling what a short prompt needs, in threads; weights may be loaded meanwhile."""
-        if self._prefill_graphs is not None:
-            inputs = self._padding_inputs(0, _FIRST_PROMPT)
-            self._compiling = compile_ahead(functools.partial(self._prefill_graphs.run_eagerly, inputs, 0.0, 0.0))
+    def compile_first_steps(self) -> None:
+        """Start compiling what one request with a short prompt needs, in threads; weights may be loaded meanwhile."""
+        if self._graphs is None or self._prefill_graphs is None:
+            return
+        # In the order of the threads' work: a longer prompt, its answer, shorter prompts. 256 tokens need what 128 do.
+        prefill = self._prefill_graphs
+        self._compiling[128] = prefill.compile_ahead(self._padding_inputs(0, 128))
+        self._compiling[1] = self._graphs.compile_ahead(1)
+        for tokens in (32, 64):
+            self._compiling[tokens] = prefill.compile_ahead(self._padding_inputs(0, tokens))
 
-    def _finish_compiling(self) -> None:
-        if self._compiling is not None:
-            self._compiling.wait()
-            self._compiling = None
+    def _finish_compiling(self, tokens: int) -> None:
+        """Wait for the kernels of a step of so many tokens."""
+        if self._compiling:
+            size = next((size for size in (1, 32, 64) if size >= tokens), 128)
+            if size in self._compiling:
+                self._compiling.pop(size).wait()
 
     def preparations(self) -> Iterator[Callable[[], Any]]:
         """Yield what requests will need, in short parts for `prepare`: kernels to compile, graphs to capture."""
@@ -133,7 +139,8 @@ class Runner:
     @torch.inference_mode()
     def prepare(self, part: Callable[[], Any]) -> None:
         """Run one of `preparations`, as a step would."""
-        self._finish_compiling()
+        while self._compiling:
+            self._compiling.popitem()[1].wait()
         part()
 
     def _prepare_prefill(self, decoding: int, prompt: int) -> None:
@@ -167,7 +174,7 @@ class Runner:
     @torch.inference_mode()
     def launch_forward(self, step: Step) -> Forwarded:
         """Start the forward pass of a step; tokens that the host has not read yet may be among its inputs."""
-        self._finish_compiling()
+        self._finish_compiling(sum(chunk.size for chunk in step.chunks))
         changed = [chunk.sequence for chunk in step.chunks if self.tables.update(chunk.sequence)]
         if changed:
             slots = np.array([sequence.slot for sequence in changed])
