@@ -74,7 +74,8 @@ def test_a_model_larger_than_one_process_trains_validates_and_publishes(tmp_path
     words = [str(config), "--validation", str(tmp_path / "clean.jsonl.zst"), "--validation-documents", "1"]
     alone = train(tmp_path, ROOM, *words, f"out={tmp_path / 'alone'}", processes=1)
     assert alone.returncode != 0, "one process has room for the whole model: the limit proves nothing"
-    assert "not enough memory" in alone.stderr, alone.stderr
+    # torch's words on arm64 and on x86
+    assert "not enough memory" in alone.stderr or "can't allocate memory" in alone.stderr, alone.stderr
     # Four limited processes, and one with room for everything: the same loss, and the same model after the step.
     limited, free = tmp_path / "limited", tmp_path / "free"
     for out, room, layout, processes in ((limited, ROOM, ["layout.zero=3"], 4), (free, 0, [], 1)):
