@@ -58,9 +58,10 @@ def train(folder: Path, room: int, *words: str, processes: int) -> subprocess.Co
     script.write_text(LIMITED)
     launch = ["launch", "--nproc", str(processes), "--max-restarts", "0", str(script), str(room), *words]
     # Small stacks of threads, which count in full; no arenas, because memory that an allocator reserves before the
-    # limit is set would not be counted when it is used.
+    # limit is set would not be counted when it is used; freed memory goes back to the system.
     command = f"ulimit -s 2048; exec {shlex.join([sys.executable, '-m', 'piledriver.cli.main', *launch])}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MIMALLOC_ARENA_RESERVE": "0"}
+    allocator = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072", "MIMALLOC_ARENA_RESERVE": "0"}
+    environment = {**os.environ, **allocator, "OMP_NUM_THREADS": "1"}
     return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=400)
 
 

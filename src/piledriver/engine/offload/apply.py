@@ -28,6 +28,7 @@ from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.meta_init import put
 from piledriver.engine.offload import OFFLOADED, offloaded
+from piledriver.engine.offload.freed_memory import return_freed_memory
 from piledriver.engine.offload.gradients import GradientStream
 from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.offload.places import Places
@@ -46,6 +47,7 @@ class Offloaded:
     """The master weights of a model on the host or on disk, with their transfers."""
 
     def __init__(self, model: nn.Module, layout: Layout, device: torch.device, axis: DeviceMesh | None = None) -> None:
+        return_freed_memory()
         dtype = compute_dtype(layout) if layout.precision != "fp16" else None
         self.tiers, self.axis, self.dtype = layout.tiers, axis, dtype
         blocks = list(blocks_of(model).values()) if layout.streams_parameters else []

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from piledriver.engine.offload.disk.direct_io import STAGED_BYTES, THREADS, Transfer
 from piledriver.engine.offload.disk.extents import Extent, safetensors_extents
 from piledriver.engine.offload.disk.reader import DirectReader
+from piledriver.engine.offload.freed_memory import return_freed_memory
 from piledriver.engine.offload.stream.depth import window_bytes
 from piledriver.engine.offload.stream.model_stream import ModelStream, StreamedGroup
 from piledriver.engine.offload.stream.weight_block import Assembled, Source, read_extents
@@ -70,6 +71,7 @@ def open_tiered(
     weights of a quantised folder are packed into a file without a name in `scratch`, by default the folder itself, or
     that of temporary files where it cannot be written.
     """
+    return_freed_memory()
     config, theirs = read_folder_config(folder)
     with torch.device("meta"):
         model = Transformer(config)
@@ -166,6 +168,7 @@ def measure_read_rate(sources: Mapping[str, Assembled]) -> float:
             targets = [torch.zeros(extent.shape, dtype=extent.dtype) for extent in chosen]
             reading = reader.read(list(zip(chosen, targets, strict=True)))
             reading.wait()
+            del targets
     return reading.nbytes / max(reading.seconds, 1e-6)
 
 
