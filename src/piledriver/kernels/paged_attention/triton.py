@@ -35,7 +35,7 @@ _INVARIANT_SPLIT = 128
 _MAX_SPLITS = 64
 
 if triton is not None:
-    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait, prefetch
     from piledriver.kernels.paged_attention.rows import rotate, round_row
 
     @triton.jit
@@ -126,6 +126,7 @@ if triton is not None:
         ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, SCALES: tl.constexpr, WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DECODE: tl.constexpr,
         ROTATE: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, INVARIANT: tl.constexpr, EARLY: tl.constexpr,
+        LINE: tl.constexpr,
     ):  # fmt: skip
         if EARLY:
             gdc_launch_dependents()
@@ -149,6 +150,12 @@ if triton is not None:
         count = tl.load(starts + row + 1) - first
         context = tl.load(contexts + row)
         if EARLY:
+            if LINE > 0:  # keys and values of the first split, but for the new token's, which is computed meanwhile
+                ahead = program * KEYS + tl.arange(0, KEYS)
+                block = tl.load(tables + row.to(tl.int64) * table_stride + ahead // SIZE, mask=ahead < context, other=0)
+                near = block.to(tl.int64) * block_stride + kv_head * head_stride + ahead % SIZE * DIM
+                prefetch(keys + near[:, None], DIM, LINE)
+                prefetch(values + near[:, None], DIM, LINE)
             gdc_wait()  # the projection; what is read above is older than the chain
         if within * BLOCK < count:
             index = tl.arange(0, ROWS)
@@ -291,6 +298,8 @@ class TritonPagedAttention(TritonKernel):
         factor, cap = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
         unused = batch.contexts
         early = rotation is not None and tokens == 1 and starts_early(q.device)  # between linear layers of one row
+        line = 128 // keys.dtype.itemsize  # elements that one prefetch brings
+        line = min(line, dim) if dim & (dim - 1) == 0 else 0
         turns = rotation or Rotation(group)
         angles, q_norm, k_norm = turns.table, turns.q_norm, turns.k_norm
         _paged_attention[(tiles, kv_heads, programs)](
@@ -339,6 +348,7 @@ class TritonPagedAttention(TritonKernel):
             NORM=q_norm is not None,
             INVARIANT=batch.invariant,
             EARLY=early,
+            LINE=line,
             num_warps=warps,
             num_stages=stages,
             **launch_options(early),
