@@ -22,6 +22,8 @@ from piledriver.models.quantised import QuantisedLinear
 _ATTEMPTS = 3
 """Rates that are tried for a block."""
 _WARMUP = 0.1
+_RATE = 7e-3
+"""Default rate, times the square root of the width."""
 # Batches of a pass at least, and their tokens at most.
 _BATCHES, _LARGEST_BATCH = 16, 8192
 
@@ -34,7 +36,7 @@ def reconstruct(
     samples: int = 128,
     cursor: Cursor | None = None,
     epochs: int = 8,
-    lr: float = 2e-4,
+    lr: float | None = None,
     keep_zeros: bool = True,
     device: torch.device | str | None = None,
     batch_tokens: int | None = None,
@@ -42,11 +44,12 @@ def reconstruct(
 ) -> Transformer:
     """Return the model with every block fitted to the teacher's outputs on calibration text.
 
-    The parameters of a block are trained by Adam for `epochs` passes over the samples, at a rate that rises to `lr` and
-    falls to zero. Batches of `batch_tokens` (default: a sixteenth of the samples, at most 8,192) come in a fixed order,
-    so the same data give the same bits on one device. A block that this rate makes worse is fitted again at a quarter
-    of it, and so are the blocks after it. Zeros of weights stay with `keep_zeros`. A block answers for all teacher
-    blocks up to the next one that was kept, and for the channels that were kept.
+    The parameters of a block are trained by Adam for `epochs` passes over the samples, at a rate that rises to `lr`
+    (default: one that falls with the square root of the width, 2.5e-4 at 768) and falls to zero. Batches of
+    `batch_tokens` (default: a sixteenth of the samples, at most 8,192) come in a fixed order, so the same data give the
+    same bits on one device. A block that this rate makes worse is fitted again at a quarter of it, and so are the
+    blocks after it. Zeros of weights stay with `keep_zeros`. A block answers for all teacher blocks up to the next one
+    that was kept, and for the channels that were kept.
 
     >>> from piledriver.compress import prune
     >>> from piledriver.models import ModelConfig
@@ -59,6 +62,7 @@ def reconstruct(
     """
     if any(isinstance(module, QuantisedLinear) for module in model.modules()):
         raise UsageError("quantised layers cannot be trained", fix="reconstruct before quantise")
+    lr = float(f"{_RATE / math.sqrt(model.config.dim):.1e}") if lr is None else lr
     if epochs < 1 or lr <= 0:
         raise UsageError(f"epochs is {epochs} and lr {lr}", fix="give positive numbers")
     calibration = Calibration.of(data, samples=samples, cursor=cursor)
