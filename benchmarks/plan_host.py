@@ -111,7 +111,7 @@ def census(seconds: float, only: list[str] | None = None, steps: int = 5) -> Ite
     """Yield the host's microseconds of a launch, then of each kind of block, as long as there is time."""
     import torch
 
-    from piledriver.plan.hardware.calibrate_host import launch_seconds
+    from piledriver.plan.hardware.host_rates import launch_seconds
 
     end = time.monotonic() + seconds
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

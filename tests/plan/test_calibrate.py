@@ -10,7 +10,7 @@ import torch
 from piledriver.engine.layout import Layout
 from piledriver.models.presets import preset
 from piledriver.plan import Workload, parse_hardware, predict
-from piledriver.plan.hardware.calibrate_host import launch_seconds, offloaded_step_rate
+from piledriver.plan.hardware.host_rates import launch_seconds, offloaded_step_rate
 
 
 def test_the_host_is_measured_with_the_models_and_the_engine_that_wait_for_it() -> None:

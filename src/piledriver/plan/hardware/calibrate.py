@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from piledriver.plan.hardware.calibrate_host import launch_seconds, offloaded_step_rate, wait
 from piledriver.plan.hardware.calibration_file import save_calibration
+from piledriver.plan.hardware.host_rates import launch_seconds, offloaded_step_rate, wait
 
 # Rows, columns, depth: square products, and those of blocks (wide, narrow, deep) at two sizes.
 _SHAPES = (
