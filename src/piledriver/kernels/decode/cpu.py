@@ -14,6 +14,10 @@ class CpuDecode(ReferenceDecode):
 
     devices = frozenset({"cpu"})
 
+    def __init__(self) -> None:
+        self._angles: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor]]
+        self._angles = None, (torch.empty(0), torch.empty(0))
+
     def rotate_and_store(
         self,
         projected: Tensor,
@@ -35,14 +39,20 @@ class CpuDecode(ReferenceDecode):
         tokens, dim = projected.shape[0], keys.shape[-1]
         grouped = projected.view(tokens, -1, group + 2, dim)
         straight = grouped[:, :, : group + 1]  # the queries and their key
-        angles = table.index_select(0, positions)[:, None, None]
-        half = angles.shape[-1] // 2
-        cos, sin = angles[..., :half], angles[..., half:]
-        first, second = straight[..., :half], straight[..., half : 2 * half]
-        turned = torch.empty(straight.shape, dtype=projected.dtype)
-        torch.mul(first, cos, out=turned[..., :half]).addcmul_(second, sin, value=-1)
-        torch.mul(second, cos, out=turned[..., half : 2 * half]).addcmul_(first, sin)
-        if 2 * half < dim:
-            turned[..., 2 * half :] = straight[..., 2 * half :]
+        cos, sin = self._angles_at(table, positions)
+        rotary = 2 * cos.shape[-1]
+        halves = straight[..., :rotary].unflatten(-1, (2, -1))
+        turned = (halves * cos).addcmul_(halves.flip(-2), sin).flatten(-2)
+        if rotary < dim:
+            turned = torch.cat((turned, straight[..., rotary:]), dim=-1)
         write_pages(keys, values, turned[:, :, group], grouped[:, :, group + 1], slots)
         return turned[:, :, :group].reshape(tokens, -1, dim)
+
+    def _angles_at(self, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines of both halves, made once for the layers of a step."""
+        of, found = self._angles
+        if of is None or of[0] is not table or of[1] is not positions:
+            cos, sin = table.index_select(0, positions)[:, None, None, None].chunk(2, dim=-1)
+            found = cos, torch.cat((-sin, sin), dim=-2)
+            self._angles = (table, positions), found
+        return found
