@@ -41,7 +41,7 @@ class CpuDecode(ReferenceDecode):
         straight = grouped[:, :, : group + 1]  # the queries and their key
         cos, sin = self._angles_at(table, positions)
         rotary = 2 * cos.shape[-1]
-        halves = straight[..., :rotary].unflatten(-1, (2, -1))
+        halves = torch.unflatten(straight[..., :rotary], -1, (2, -1))
         turned = (halves * cos).addcmul_(halves.flip(-2), sin).flatten(-2)
         if rotary < dim:
             turned = torch.cat((turned, straight[..., rotary:]), dim=-1)

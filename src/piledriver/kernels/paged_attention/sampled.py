@@ -53,7 +53,7 @@ def sampled_rows(tables: Tensor, contexts: list[int], window: int | None, heads:
     shape = len(contexts) * heads, keys.shape[0] * kv_heads * size
     _silence_beta_warning()
     sampled = torch.sparse_csr_tensor(offsets, every, values, shape, check_invariants=False)
-    parts = sampled.values().split([heads * count for count in counts])
+    parts = torch.split(sampled.values(), [heads * count for count in counts])
     return SampledRows(every, offsets, sampled, [part.view(heads, -1) for part in parts])
 
 
