@@ -39,7 +39,7 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
     tile = by_tokens[min(counts)] if counts else MANY
     if tile["kernel"] == "warp_specialised":
         programs = -(-weight.shape[0] // 128) * -(-tokens // tile["bm"])
-        if not specialised or 3 * programs < _PROCESSORS:
+        if not specialised or 4 * programs < 3 * _PROCESSORS:
             tile = TILED if tokens <= _MOST_TILED else MANY
     return _filled(tile, weight, tokens)
 

@@ -35,6 +35,8 @@ _OUTPUTS = 128
 """Outputs of a program: 64 for each of two groups of warps."""
 _BYTES = 64
 """Codes of a row that a stage holds, in bytes: a group of int4, 64 columns of int8."""
+_LEAST_COLUMNS = 2048
+"""Columns of a part, where programs share a tile."""
 
 if gluon is not None:
     from triton.experimental.gluon.language.nvidia.hopper import (
@@ -256,7 +258,7 @@ def warp_specialised(
     data, scales, bm = weight.data, weight.scales, config["bm"]
     tiles, across, stages = -(-len(data) // _OUTPUTS), -(-len(x) // bm), data.shape[1] // _BYTES
     late = tiles * across % _hopper_processors(x.device)
-    part, parts = divided(stages, late, _hopper_processors(x.device))
+    part, parts = divided(stages, x.shape[1], late, _hopper_processors(x.device))
     whole = tiles * across - late
     partial, counters = workspace(x.device, late * parts * _OUTPUTS * bm if parts > 1 else 1, 2 * late)
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
@@ -273,13 +275,15 @@ def warp_specialised(
     return out
 
 
-def divided(stages: int, tiles: int, processors: int) -> tuple[int, int]:
+def divided(stages: int, columns: int, tiles: int, processors: int) -> tuple[int, int]:
     """Return the stages of a part, an even number unless there is one part, and how many programs share a tile.
 
-    >>> divided(64, 52, 132), divided(64, 112, 132), divided(12, 3, 132)
-    ((32, 2), (64, 1), (4, 3))
+    A part has at least `_LEAST_COLUMNS`: adding up shorter parts takes longer than a tile gains.
+
+    >>> divided(64, 4096, 52, 132), divided(64, 4096, 112, 132), divided(32, 2048, 64, 132)
+    ((32, 2), (64, 1), (32, 1))
     """
-    parts = min(processors // max(tiles, 1), 4, stages // 4)
+    parts = min(processors // max(tiles, 1), 4, columns // _LEAST_COLUMNS)
     if tiles == 0 or parts < 2:
         return stages, 1
     part = -(-stages // parts)
