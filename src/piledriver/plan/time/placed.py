@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,8 +43,12 @@ class Placed:
         return collective_seconds(kind, size, self.axes[axis], self.cluster, self.efficiency)
 
     def launch(self, device: Device) -> float:
-        """Return the host's seconds for one kernel: as `calibrate` measured them, or the usual ones."""
-        return measured_rate(device, "launch") or self.efficiency.launch
+        """Return the host's seconds for one kernel.
+
+        A short measurement of a shared host is noisy: half of its deviation from the usual counts.
+        """
+        usual = self.efficiency.launch
+        return math.sqrt(usual * (measured_rate(device, "launch") or usual))
 
     def key(self, stage: Stage) -> Any:
         """Return what tells stages: those alike cost the same."""
