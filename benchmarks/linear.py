@@ -38,8 +38,8 @@ from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.integers.gemv import integer_gemv
 from piledriver.kernels.linear.integers.rows import fits_integer_rows, integer_rows
 from piledriver.kernels.linear.integers.tiles import integer_tiles
-from piledriver.kernels.linear.mixed import mixed
-from piledriver.kernels.linear.warp_specialised import warp_specialised
+from piledriver.kernels.linear.mixed.tiles import mixed
+from piledriver.kernels.linear.mixed.warp_specialised import warp_specialised
 
 SHAPES = ((8192, 2048), (14336, 4096))
 """Rows and columns of the weights."""

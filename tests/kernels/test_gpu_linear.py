@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.fused import Fused
 from piledriver.kernels.linear.integers.rows import integer_rows
-from piledriver.kernels.linear.warp_specialised import fits_warp_specialised, warp_specialised
+from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.registry import HAS_TRITON
 from tests.engine.gpu import ON_GPU
 

@@ -31,7 +31,7 @@ from piledriver.kernels.linear.gemv import gemv
 from piledriver.kernels.linear.integers.gemv import integer_gemv
 from piledriver.kernels.linear.integers.rows import integer_rows
 from piledriver.kernels.linear.invariant_row import invariant_row_linear
-from piledriver.kernels.linear.mixed import mixed
+from piledriver.kernels.linear.mixed.tiles import mixed
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.triton import TritonLinear
 torch.manual_seed(0)

@@ -15,9 +15,9 @@ from piledriver.kernels.linear.integers.gemv import fits_integer_gemv, integer_g
 from piledriver.kernels.linear.integers.rows import fits_integer_rows, integer_rows, most_rows
 from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.invariant_row import fits_invariant_row, invariant_row_linear
-from piledriver.kernels.linear.mixed import fits_mixed, mixed
+from piledriver.kernels.linear.mixed.tiles import fits_mixed, mixed
+from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.linear.tuned import tuned_kernel
-from piledriver.kernels.linear.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 

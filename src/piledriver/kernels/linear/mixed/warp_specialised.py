@@ -46,7 +46,7 @@ if gluon is not None:
     )
 
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-    from piledriver.kernels.linear.conversions import from_int4, from_int8, times
+    from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, times
     from piledriver.kernels.linear.products import tile_of
     from piledriver.kernels.linear.workspace import add_parts
 

@@ -28,7 +28,7 @@ _DEFAULT = {"bn": 128, "bm": 128, "bk": 128, "warps": 8, "stages": 3, "parts": 1
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-    from piledriver.kernels.linear.conversions import from_int4, from_int8, times
+    from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, times
     from piledriver.kernels.linear.products import settle, tile_of
     from piledriver.kernels.linear.workspace import add_parts
 
