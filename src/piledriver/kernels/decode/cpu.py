@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from piledriver.kernels.decode.reference import ReferenceDecode
-from piledriver.kernels.paged_attention import write_pages
+
+
+class _Step(NamedTuple):
+    """What the layers of a step share, and the tensors it was made of."""
+
+    made_of: tuple[Tensor, Tensor, Tensor]
+    shape: torch.Size
+    cos: Tensor
+    sin: Tensor
+    """[tokens, 1, 1, 2, half]: sines of the first half are negative."""
+    rows: Tensor
+    """[tokens * kv_heads] int64: rows of the pages that new keys and values are written to."""
 
 
 class CpuDecode(ReferenceDecode):
@@ -15,8 +28,14 @@ class CpuDecode(ReferenceDecode):
     devices = frozenset({"cpu"})
 
     def __init__(self) -> None:
-        self._angles: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor]]
-        self._angles = None, (torch.empty(0), torch.empty(0))
+        self._step: _Step | None = None
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        if x.dtype != torch.float32 or weight is None or weight.dtype != torch.float32:
+            return super().rms_norm(x, weight, eps)
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = scale.mul_(scale).mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+        return torch.mul(x, scale).mul_(weight)
 
     def rotate_and_store(
         self,
@@ -32,27 +51,30 @@ class CpuDecode(ReferenceDecode):
         k_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> Tensor:
-        if table is None or q_norm is not None or projected.dtype != torch.float32:
+        if table is None or q_norm is not None or not projected.dtype == keys.dtype == torch.float32:
             return super().rotate_and_store(
                 projected, table, positions, keys, values, slots, group=group, q_norm=q_norm, k_norm=k_norm, eps=eps
             )
         tokens, dim = projected.shape[0], keys.shape[-1]
         grouped = projected.view(tokens, -1, group + 2, dim)
         straight = grouped[:, :, : group + 1]  # the queries and their key
-        cos, sin = self._angles_at(table, positions)
+        _, _, cos, sin, rows = self._shared(table, positions, slots, keys.shape)
         rotary = 2 * cos.shape[-1]
         halves = torch.unflatten(straight[..., :rotary], -1, (2, -1))
         turned = (halves * cos).addcmul_(halves.flip(-2), sin).flatten(-2)
         if rotary < dim:
             turned = torch.cat((turned, straight[..., rotary:]), dim=-1)
-        write_pages(keys, values, turned[:, :, group], grouped[:, :, group + 1], slots)
+        keys.view(-1, dim).index_copy_(0, rows, turned[:, :, group].reshape(-1, dim))
+        values.view(-1, dim).index_copy_(0, rows, grouped[:, :, group + 1].reshape(-1, dim))
         return turned[:, :, :group].reshape(tokens, -1, dim)
 
-    def _angles_at(self, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines of both halves, made once for the layers of a step."""
-        of, found = self._angles
-        if of is None or of[0] is not table or of[1] is not positions:
+    def _shared(self, table: Tensor, positions: Tensor, slots: Tensor, shape: torch.Size) -> _Step:
+        """Return the angles and page rows of a step, made once: its layers are called with the same tensors."""
+        step, given = self._step, (table, positions, slots)
+        if step is None or step.shape != shape or any(a is not b for a, b in zip(step.made_of, given, strict=True)):
             cos, sin = table.index_select(0, positions)[:, None, None, None].chunk(2, dim=-1)
-            found = cos, torch.cat((-sin, sin), dim=-2)
-            self._angles = (table, positions), found
-        return found
+            heads, size = shape[1:3]
+            first = slots // size * (heads * size) + slots % size
+            rows = (first[:, None] + torch.arange(heads) * size).flatten()
+            step = self._step = _Step(given, shape, cos, torch.cat((-sin, sin), dim=-2), rows)
+        return step
