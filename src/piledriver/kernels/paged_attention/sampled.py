@@ -1,8 +1,8 @@
 """Attention of one query a sequence on a CPU, over keys and values where they lie in their pages.
 
 Scores are a sampled product (SDDMM): a sparse matrix with a row for each head of each query and a column for each row
-of the pages. The output is a bag of rows of the value pages, weighted by the softmax of the scores. No page is
-copied, nothing is padded, and all sequences are computed at once.
+of the pages. The output is a bag of rows of the value pages, weighted by the softmax of the scores. Nothing is copied
+or padded but the scores, and all sequences are computed at once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ class SampledRows(NamedTuple):
     """[queries * heads + 1] int64: where the scores of each head begin."""
     sampled: Tensor
     """[queries * heads, page rows] sparse CSR of both, whose values are overwritten by each layer."""
-    scores: list[Tensor]
-    """[heads, keys] of each query, views of the values of `sampled`."""
+    places: Tensor
+    """[scores] int64: where in `padded` each score is."""
+    padded: Tensor
+    """[queries * heads, longest context] scores, -inf where there is no key."""
 
 
 def samples(options: ScoreOptions, dtype: torch.dtype) -> bool:
@@ -39,22 +41,21 @@ def samples(options: ScoreOptions, dtype: torch.dtype) -> bool:
 def sampled_rows(tables: Tensor, contexts: list[int], window: int | None, heads: int, keys: Tensor) -> SampledRows:
     """Return what the last tokens of sequences with these block tables read; `keys` are the pages of a layer."""
     kv_heads, size = keys.shape[1:3]
-    begins = [0 if window is None else max(0, context - window) for context in contexts]
-    counts = [context - begin for begin, context in zip(begins, contexts, strict=True)]
-    heads_first = torch.arange(heads) // (heads // kv_heads) * size
-    columns = []
-    for table, begin, context in zip(tables.long(), begins, contexts, strict=True):
-        positions = torch.arange(begin, context)
-        first = table[positions // size].mul_(kv_heads * size).add_(positions % size)
-        columns.append((heads_first[:, None] + first).flatten())
-    every = torch.cat(columns)
-    offsets = F.pad(torch.tensor(counts).repeat_interleave(heads).cumsum(0), (1, 0))
-    values = torch.zeros(len(every))
+    ends = torch.tensor(contexts)[:, None]
+    begins = torch.zeros_like(ends) if window is None else (ends - window).clamp(min=0)
+    counts = ends - begins
+    longest = int(counts.max())
+    positions = begins + torch.arange(longest)
+    first_rows = tables.long().gather(1, positions // size) * (kv_heads * size) + positions % size
+    columns = first_rows[:, None] + (torch.arange(heads) // (heads // kv_heads) * size)[:, None]
+    places = (positions < ends)[:, None].expand_as(columns).flatten().nonzero()[:, 0]
+    columns = columns.flatten()[places]
+    offsets = F.pad(counts.repeat_interleave(heads).cumsum(0), (1, 0))
     shape = len(contexts) * heads, keys.shape[0] * kv_heads * size
     _silence_beta_warning()
-    sampled = torch.sparse_csr_tensor(offsets, every, values, shape, check_invariants=False)
-    parts = torch.split(sampled.values(), [heads * count for count in counts])
-    return SampledRows(every, offsets, sampled, [part.view(heads, -1) for part in parts])
+    sampled = torch.sparse_csr_tensor(offsets, columns, torch.zeros(len(columns)), shape, check_invariants=False)
+    padded = torch.full((shape[0], longest), -torch.inf)
+    return SampledRows(columns, offsets, sampled, places, padded)
 
 
 def attend_sampled(q: Tensor, keys: Tensor, values: Tensor, rows: SampledRows, scale: float) -> Tensor:
@@ -62,7 +63,8 @@ def attend_sampled(q: Tensor, keys: Tensor, values: Tensor, rows: SampledRows, s
     dim = q.shape[-1]
     k, v = keys.view(-1, dim), values.view(-1, dim)
     torch.sparse.sampled_addmm(rows.sampled, q.view(-1, dim), k.t(), beta=0.0, alpha=scale, out=rows.sampled)
-    weights = torch.cat([scores.softmax(dim=-1).view(-1) for scores in rows.scores])
+    rows.padded.view(-1).index_copy_(0, rows.places, rows.sampled.values())
+    weights = rows.padded.softmax(dim=-1).view(-1).index_select(0, rows.places)
     out = torch.embedding_bag(
         v, rows.columns, rows.offsets, mode=0, per_sample_weights=weights, include_last_offset=True
     )[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,10 +42,23 @@ class ReferenceSampling(Kernel):
     def token_logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return the log-probability of one token for each row."""
         found = [
-            row[token].float() - row.float().logsumexp(dim=-1)
-            for row, token in zip(logits, tokens.tolist(), strict=True)
+            row[token].float() - row_logsumexp(row.float()) for row, token in zip(logits, tokens.tolist(), strict=True)
         ]
         return torch.stack(found)
+
+
+def row_logsumexp(row: Tensor) -> Tensor:
+    """Return the logarithm of the summed exponentials of [vocab] fp32 logits.
+
+    On a CPU NumPy computes it in the calling thread: waking other threads for one row takes longer.
+    """
+    if not row.is_cpu or row.requires_grad:
+        return row.logsumexp(dim=-1)
+    logits = row.numpy()
+    highest = logits.max()
+    if not np.isfinite(highest):
+        return row.logsumexp(dim=-1)
+    return torch.from_numpy(np.asarray(highest + np.log(np.exp(logits - highest).sum())))
 
 
 def _most_likely(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from piledriver.core.random import Stream
 from piledriver.kernels.sampling import Drawn, RowSettings, draw_tokens, token_logprobs
-from piledriver.kernels.sampling.reference import truncate_row
+from piledriver.kernels.sampling.reference import row_logsumexp, truncate_row
 from piledriver.serve.execution.constraints import apply_constraints
 from piledriver.serve.execution.inputs import SampleRow
 from piledriver.serve.request import Constraint, SamplingParams, TokenLogprob
@@ -143,7 +143,7 @@ def _log_probabilities(
             row = changed[position].float()
             if params.temperature > 0:
                 row = truncate_row(row / params.temperature, params.top_k, params.top_p, params.min_p)
-            drawn.logprobs[position] = row[drawn.tokens[position]] - row.logsumexp(dim=-1)
+            drawn.logprobs[position] = row[drawn.tokens[position]] - row_logsumexp(row)
         else:
             row = logits[position].float()
         tops.append(top_logprobs(row, params.logprobs))
@@ -155,7 +155,7 @@ def top_logprobs(row: Tensor, count: int) -> list[tuple[int, float]]:
     if count == 0:
         return []
     values, places = row.topk(min(count, len(row)))
-    found = (values - row.logsumexp(dim=-1)).tolist()
+    found = (values - row_logsumexp(row)).tolist()
     return [(token, value) for token, value in zip(places.tolist(), found, strict=True) if value > -torch.inf]
 
 
