@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_any, tree_leaves
 
 from piledriver.engine.blocks import blocks_of
+from piledriver.engine.offload.freed_memory import return_freed_memory
 from piledriver.engine.offload.stream.block_stream import BlockStream
 from piledriver.engine.offload.stream.depth import window_bytes
 from piledriver.engine.offload.stream.hooks import attach_stream, detach_stream
@@ -89,6 +90,7 @@ class ModelStream:
 
         `skip_keys` names keyword arguments that are not moved to the device.
         """
+        return_freed_memory()
         self.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
