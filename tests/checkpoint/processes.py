@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.patience import HANG_S
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 # `torch._dynamo` is what the first sharded step would import, in every process again.
 _CONTEXT.set_forkserver_preload(
@@ -37,7 +39,7 @@ def run(
     size: int,
     function: Callable[..., Any],
     *arguments: Any,
-    timeout_s: float = 120,
+    timeout_s: float = HANG_S,
     dying: Collection[int] = (),
     patience: timedelta | None = None,
 ) -> list[Any]:

@@ -37,6 +37,7 @@ from piledriver.models.presets import learning_rate
 from piledriver.models.quantised import QuantisedLinear
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig
+from tests.patience import HANG_S
 from tests.train.corpus import make_tokens
 from tests.train.runs import ENVIRONMENT, VERB, curve, finish, kill_when, lines_of, weights
 
@@ -353,7 +354,7 @@ def test_processes_and_layouts_do_not_change_the_result(place: Path, tmp_path: P
         ("two", [*VERB, "launch", "--nproc", "2", "--max-restarts", "0", str(script)]),
     ):
         words = [*command, str(place), str(tmp_path / name)]
-        done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert all(one[step] == pytest.approx(two[step], rel=1e-4) for step in one)

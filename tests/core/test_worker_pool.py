@@ -15,6 +15,7 @@ import pytest
 from piledriver.core.errors import PiledriverError
 from piledriver.core.object_reference import object_reference
 from piledriver.core.worker_pool import FailedTask, WorkerPool
+from tests.patience import HANG_S
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +73,7 @@ def test_a_worker_whose_parent_was_interrupted_says_nothing() -> None:
         with connection.Connection(ours.detach()) as pipe:
             assert pipe.recv() == (True, "started")
             pipe.send(("slow", 2))
-        _, said = worker.communicate(timeout=60)
+        _, said = worker.communicate(timeout=HANG_S)
     assert (worker.returncode, said) == (0, b"")
 
 

@@ -26,7 +26,6 @@ pytest.importorskip("matplotlib")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_whole_way(tmp_path: Path) -> None:
     out, said = str(tmp_path / "demo"), list[str]()
     result = run_demo(out, minutes=0.02, bytes_each=40_000, say=said.append)

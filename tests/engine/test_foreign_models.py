@@ -121,4 +121,4 @@ def _on_two(rank: int) -> None:
 
 @pytest.mark.slow
 def test_foreign_models_train_as_in_plain_torch_or_are_refused() -> None:
-    run(2, _on_two, timeout_s=300)
+    run(2, _on_two)

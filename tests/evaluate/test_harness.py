@@ -23,6 +23,7 @@ from piledriver.evaluate.choices import encode_pair
 from piledriver.evaluate.harness import HarnessModel, model_class
 from piledriver.models import Transformer
 from piledriver.models.interchange import save_folder
+from tests.patience import HANG_S
 
 from .conftest import DOCUMENTS
 
@@ -134,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model: Transformer, tokeniz
 def harness_says(*command: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -79,4 +79,4 @@ def test_every_layout_gives_the_same_figures(size: int, tokenizer_file: Path, tm
     for name, config in MODELS.items():
         save_folder(Transformer(config, seed=1), tmp_path / name)
         expected[name] = nats(open_scorer(tmp_path / name), tokenizer, None)
-    run(size, _score, str(tmp_path), str(tokenizer_file), expected, timeout_s=300)
+    run(size, _score, str(tmp_path), str(tokenizer_file), expected)

@@ -11,4 +11,4 @@ from tests.functional.worker_sharded import check_every_layout
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_every_layout_trains_like_one_process(processes: int) -> None:
-    on_ranks(processes, check_every_layout, timeout_s=240)
+    on_ranks(processes, check_every_layout)

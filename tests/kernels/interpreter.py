@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from tests.patience import HANG_S
+
 
 def interpret(script: str) -> None:
     """Run a script in a process of its own; skip the test where Triton is not installed."""
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment, timeout=200)
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment, timeout=HANG_S)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.patience import HANG_S
 from tests.train.corpus import make_tokens
 
 ROOM = 900 << 20
@@ -62,11 +63,10 @@ def train(folder: Path, room: int, *words: str, processes: int) -> subprocess.Co
     command = f"ulimit -s 2048; exec {shlex.join([sys.executable, '-m', 'piledriver.cli.main', *launch])}"
     allocator = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072", "MIMALLOC_ARENA_RESERVE": "0"}
     environment = {**os.environ, **allocator, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=400)
+    return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts private memory on Linux only")
 def test_a_model_larger_than_one_process_trains_validates_and_publishes(tmp_path: Path) -> None:
     tokens = make_tokens(tmp_path, documents=40)

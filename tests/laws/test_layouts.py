@@ -29,10 +29,11 @@ from piledriver.optim import CompactAdamW, Lion, Muon, parameter_groups
 from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 from tests.laws.layouts import ROWS, Row
+from tests.patience import HANG_S
 
 STEPS, HALF = 4, 2
 BATCH, TIME, VOCAB = 8, 16, 64
-PATIENCE = timedelta(seconds=120)
+PATIENCE = timedelta(seconds=HANG_S)
 EXACT = 1e-3
 
 
@@ -246,7 +247,7 @@ def run_rows(rows: list[Row], processes: int, folder: Path) -> None:
     left = predecessors(rows)
     while left:
         with suppress(AssertionError, queue.Empty):
-            on_ranks(processes, _work, left, str(folder), timeout_s=400, patience=PATIENCE)
+            on_ranks(processes, _work, left, str(folder), patience=PATIENCE)
         began = [name for name in left if any(folder.glob(f"{name}.*.began"))]
         # Nobody goes on from a row that failed.
         failed = {name for name in began if not (folder / f"{name}.result").exists()}
@@ -291,7 +292,6 @@ def references() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("processes", sorted({row.processes for row in ROWS}))
 def test_layouts_train_like_one_process(processes: int, folder: Path, references: dict[str, dict[str, Any]]) -> None:
     known = importlib.util.find_spec("transformers") is not None

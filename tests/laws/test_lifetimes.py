@@ -26,6 +26,7 @@ from piledriver.observe.trackers.jsonl import read_jsonl
 from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 from tests.laws.test_layouts import VOCAB, make_model
+from tests.patience import HANG_S
 
 
 class WithStatistics(nn.Module):
@@ -138,7 +139,7 @@ def assert_gone(things: dict[str, weakref.ref[Any]], before: Any) -> None:
     assert [name for name, thing in things.items() if thing() is not None] == []
     for thread in set(threading.enumerate()) - before[0]:
         # It was told to end, and does so when it comes to it.
-        thread.join(10)
+        thread.join(HANG_S)
     threads, files = belongings()
     assert threads <= before[0]
     assert files <= before[1]

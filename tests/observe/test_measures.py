@@ -24,6 +24,7 @@ from piledriver.observe.monitor import SystemMonitor
 from piledriver.observe.timers import StepTimer
 from tests.checkpoint.processes import run as on_ranks
 from tests.checkpoint.runs import cpu_mesh
+from tests.patience import HANG_S
 
 
 def test_timers_count_blocks_and_not_failures() -> None:
@@ -145,7 +146,7 @@ def test_monitor_samples_and_survives_its_sink() -> None:
         raise RuntimeError("the sink is broken")
 
     with SystemMonitor(every_s=0.005, sink=sink) as monitor:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_S
         while len(seen) < 3 and time.monotonic() < deadline:
             time.sleep(0.005)
     assert len(seen) >= 3

@@ -32,6 +32,7 @@ from piledriver.observe.trackers import (
     make_trackers,
 )
 from piledriver.observe.trackers.jsonl import JsonlTracker, read_jsonl
+from tests.patience import HANG_S
 
 CONFIG = {"lr": 0.01, "steps": 12, "flag": False, "name": "x"}
 VALUES = {"loss": torch.tensor(0.5), "iteration": 1, "note": "text", "eval": {"ppl": np.float32(2.0)}}
@@ -56,7 +57,7 @@ def in_own_process(program: str, **variables: str) -> subprocess.CompletedProces
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -317,7 +318,9 @@ class TestGuard:
             "hub.start(); hub.log({'a': 1}); hub.finish()\n"
             "print('trained')\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False
+        )
         assert done.returncode == 0
         assert done.stdout == "trained\n"
         assert "did not finish within 0.1 s" in done.stderr
@@ -412,7 +415,7 @@ def test_interrupts_of_the_process_reach_it(tmp_path: Path) -> None:
     child.stdout.readline()
     time.sleep(0.1)
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=30) != 0
+    assert child.wait(timeout=HANG_S) != 0
     child.stdout.close()
     assert read_jsonl(tmp_path / "p/metrics.jsonl")
 
@@ -426,7 +429,7 @@ def test_lines_are_written_when_a_process_ends_or_forks_without_finish(tmp_path:
         "hub.log({'a': 2}, step=2 if child else 3)\n"
         "if child: os.waitpid(child, 0)\n"
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=HANG_S)
     assert sorted(record["step"] for record in read_jsonl(tmp_path / "p/metrics.jsonl")) == [1, 2, 3]
 
 

@@ -103,12 +103,11 @@ def _work(rank: int, folder: str) -> dict[str, dict[str, float]]:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
     folder: Path = tmp_path_factory.mktemp("tiers")
-    found: list[dict[str, dict[str, float]]] = on_ranks(RANKS, _work, str(folder), timeout_s=240)
+    found: list[dict[str, dict[str, float]]] = on_ranks(RANKS, _work, str(folder))
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_by_tier(name: str, measured: list[dict[str, dict[str, float]]]) -> None:
     layout = CASES[name].on(RANKS)

@@ -11,6 +11,7 @@ import torch
 from piledriver.models import ModelConfig, Transformer
 from piledriver.serve import Engine, EngineConfig, RequestError, RequestOutput, SamplingParams, ServeError, generate
 from piledriver.serve.execution import build
+from tests.patience import HANG_S
 
 PROMPTS = [[1, 2, 3], [4] * 20, list(range(33))]
 
@@ -225,7 +226,7 @@ def test_a_preparation_that_fails_is_given_up(model: Transformer, monkeypatch: p
 
     monkeypatch.setattr(engine.runner, "preparations", lambda: iter([fails, fails]))
     engine.start(prepare=True, on_prepared=done.set)
-    assert done.wait(30)
+    assert done.wait(HANG_S)
     [output] = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))
     engine.stop()
     assert engine.failure is None

@@ -14,6 +14,8 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from tests.patience import HANG_S
+
 VERB = [sys.executable, "-m", "piledriver.cli.main"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
@@ -31,7 +33,7 @@ def start(config: str, out: Path, processes: int = 1, *overrides: str) -> subpro
 
 
 def finish(process: subprocess.Popen[str]) -> int:
-    said, _ = process.communicate(timeout=240)
+    said, _ = process.communicate(timeout=HANG_S)
     assert process.returncode in (0, 75), said
     return process.returncode
 

@@ -13,6 +13,7 @@ from piledriver import compress
 from piledriver.cli.main import main
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder, save_folder
+from tests.patience import HANG_S
 
 from .corpus import make_tokens
 from .runs import ENVIRONMENT, VERB
@@ -62,7 +63,9 @@ def zeros(folder: Path) -> dict[str, torch.Tensor]:
 def test_zeros_stay_in_every_layout_and_across_checkpoints(sparse: Path) -> None:
     (sparse / "chain.py").write_text(CHAIN)
     launch = ["launch", "--nproc", "2", "--max-restarts", "0", str(sparse / "chain.py"), str(sparse / "config.yaml")]
-    done = subprocess.run([*VERB, *launch], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*VERB, *launch], env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     before, after = zeros(sparse / "sparse"), zeros(sparse / "run" / "model")
     assert all(torch.equal(before[name], after[name]) for name in before)

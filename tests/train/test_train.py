@@ -20,6 +20,7 @@ from piledriver.data import open_tokens
 from piledriver.data.record import open_segment, read_record, segment_of
 from piledriver.models.interchange import load_folder
 from piledriver.train.batching import cut_batch
+from tests.patience import HANG_S
 
 from .corpus import make_tokens
 from .runs import ENVIRONMENT, VERB, curve, finish, kill_when, lines_of, start, weights
@@ -142,7 +143,7 @@ def test_every_layout_takes_the_same_steps_validates_and_publishes(
     script.write_text(RUNS)
     launch = [*VERB, "launch", "--nproc", "2", "--max-restarts", "0", str(script), str(tmp_path), str(config), text]
     launched = subprocess.run(
-        [*launch, *LAYOUTS], env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
+        [*launch, *LAYOUTS], env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert launched.returncode == 0, launched.stderr
     # Options and overrides in any order.

@@ -20,7 +20,7 @@ from piledriver.corpus.pipeline.recipe import load_recipe
 from tests.corpus.pipeline.test_build import WORDS, content, raw_files
 
 # Ten deaths and restarts: minutes where the machine is busy.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 RECIPE = """
 name: everything

@@ -27,10 +27,10 @@ from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
 from tests.corpus.pipeline.test_build import RECIPE, content, raw_files
+from tests.patience import HANG_S
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra `ray`)"),
 ]
 
@@ -251,7 +251,7 @@ def test_after_the_head_node_has_died_the_next_run_goes_on(
         assert process.poll() is None
         before = {path.name for path in work.glob("*/*") if not path.name.endswith(".partial")}
         cluster.stop()
-        assert process.wait(timeout=240) != 0
+        assert process.wait(timeout=HANG_S) != 0
     assert not (place / "headless" / "manifest.json").exists()
     with build(place, "headless", "local") as process:
         assert process.wait() == 0
@@ -259,14 +259,12 @@ def test_after_the_head_node_has_died_the_next_run_goes_on(
     assert before <= {path.name for path in work.glob("*/*")}
 
 
-@pytest.mark.timeout(60)  # Ray alone would ask for minutes where nobody listens
 @pytest.mark.parametrize("address", ["nonsense", "localhost:1"])
 def test_an_address_where_nothing_runs_is_refused(address: str, place: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"no Ray cluster answers at {address}"):
         build_corpus(load_recipe(place / "recipe.yaml"), str(tmp_path / "out"), executor_name=f"ray:{address}")
 
 
-@pytest.mark.timeout(60)
 def test_ray_that_does_not_start_is_one_line(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))

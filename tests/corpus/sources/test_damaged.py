@@ -21,6 +21,7 @@ from piledriver.corpus.raw import limits
 from tests.corpus.fuzz.seeds import parquet, seven_zipped, tarred
 from tests.corpus.sources.extracting import extract_bytes
 from tests.corpus.sources.test_pile_cc import PROSE, record
+from tests.patience import HANG_S
 
 MEMBERS = 12
 BAD = 6
@@ -292,5 +293,5 @@ def test_a_parquet_bomb_costs_its_row_group(tmp_path: Path) -> None:
     )
     (tmp_path / "small.parquet").write_bytes(parquet(ROWS))
     run = [sys.executable, "-c", script, str(tmp_path / "a.parquet"), str(tmp_path / "small.parquet")]
-    found = subprocess.run(run, capture_output=True, text=True, timeout=300, check=True).stdout
+    found = subprocess.run(run, capture_output=True, text=True, timeout=HANG_S, check=True).stdout
     assert "out of memory" in found

@@ -63,7 +63,7 @@ def _on_two(rank: int) -> None:
 
 @pytest.mark.slow
 def test_sequences_in_two_parts() -> None:
-    run(2, _on_two, timeout_s=400)
+    run(2, _on_two)
 
 
 def _hugging_face(rank: int) -> None:
@@ -99,7 +99,7 @@ def _hugging_face(rank: int) -> None:
 @pytest.mark.slow
 def test_hugging_face_models_in_parts() -> None:
     pytest.importorskip("transformers")
-    run(2, _hugging_face, timeout_s=400)
+    run(2, _hugging_face)
 
 
 def _on_four(rank: int) -> None:
@@ -128,7 +128,7 @@ def _ring_in_half_precision(rank: int) -> None:
 
 @pytest.mark.slow
 def test_sequences_in_four_parts_and_beside_other_axes() -> None:
-    run(4, _on_four, timeout_s=400)
+    run(4, _on_four)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def _what_has_no_room(rank: int) -> None:
 
 @pytest.mark.slow
 def test_spread_experts_are_the_same_function() -> None:
-    run(2, _on_two, timeout_s=400)
+    run(2, _on_two)
 
 
 def _on_four(rank: int) -> None:
@@ -80,7 +80,7 @@ def _on_four(rank: int) -> None:
 
 @pytest.mark.slow
 def test_experts_beside_other_axes() -> None:
-    run(4, _on_four, timeout_s=400)
+    run(4, _on_four)
 
 
 def test_an_ep_that_does_not_fit_is_refused() -> None:

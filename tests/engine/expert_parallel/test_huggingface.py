@@ -64,7 +64,7 @@ def _on_two(rank: int) -> None:
 
 @pytest.mark.slow
 def test_experts_of_transformers_train_as_in_one_process() -> None:
-    run(2, _on_two, timeout_s=300)
+    run(2, _on_two)
 
 
 def test_a_capacity_on_one_process_drops_choices() -> None:

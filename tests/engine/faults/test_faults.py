@@ -18,8 +18,9 @@ from piledriver.engine.optimizer.nonfinite import NonFiniteError
 from piledriver.runtime.errors import DisagreementError, LostPeerError
 from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
+from tests.patience import HANG_S
 
-PATIENCE, SHORT = timedelta(seconds=60), timedelta(seconds=4)
+PATIENCE, SHORT = timedelta(seconds=HANG_S), timedelta(seconds=6)
 
 
 def prepared(layout: Layout) -> tuple[Accelerator, nn.Module]:

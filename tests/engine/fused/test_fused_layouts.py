@@ -59,4 +59,4 @@ def _own_loss(layout: Layout) -> None:
 
 @pytest.mark.slow
 def test_fused_models_train_as_in_plain_torch() -> None:
-    run(2, _on_two, timeout_s=300)
+    run(2, _on_two)

@@ -183,10 +183,10 @@ ON_FOUR = [
 @pytest.mark.slow
 def test_two_processes_train_like_one() -> None:
     """Every schedule, tied or not, with experts, recomputation, accumulation and rows that do not divide."""
-    on_ranks(2, _train_all, ON_TWO, timeout_s=240)
+    on_ranks(2, _train_all, ON_TWO)
 
 
 @pytest.mark.slow
 def test_four_processes_train_like_one() -> None:
     """Replicas, every stage of zero and tensor parallel inside a stage; four stages on four ranks."""
-    on_ranks(4, _train_all, ON_FOUR, timeout_s=240)
+    on_ranks(4, _train_all, ON_FOUR)

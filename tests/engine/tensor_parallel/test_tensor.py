@@ -232,13 +232,13 @@ def _hugging_face(rank: int) -> None:
 
 @pytest.mark.slow
 def test_split_models_are_the_same_function() -> None:
-    run(2, _on_two, timeout_s=400)
+    run(2, _on_two)
 
 
 @pytest.mark.slow
 def test_hugging_face_models_are_split_by_their_own_names() -> None:
     pytest.importorskip("transformers")
-    run(2, _hugging_face, timeout_s=400)
+    run(2, _hugging_face)
 
 
 def test_a_tp_that_cuts_heads_is_refused_with_the_nearest() -> None:

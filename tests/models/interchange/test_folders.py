@@ -27,6 +27,7 @@ from piledriver.models.interchange import (
 from piledriver.models.interchange.families import UnknownFamilyError
 from piledriver.models.presets import preset, preset_names
 from tests.models.interchange import cases
+from tests.patience import HANG_S
 
 transformers = pytest.importorskip("transformers")
 
@@ -92,7 +93,7 @@ before = set(sys.modules)
 load_folder(sys.argv[1], dtype=torch.float32)
 assert not {"sympy", "torch._dynamo", "torch._inductor"} & (set(sys.modules) - before)
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=HANG_S)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

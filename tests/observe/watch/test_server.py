@@ -15,6 +15,7 @@ import pytest
 
 from piledriver.observe.watch import server as server_module
 from piledriver.observe.watch.server import WatchServer
+from tests.patience import HANG_S
 
 HOSTILE = "<img src=x onerror=\"document.title='scripted'\">"
 
@@ -77,7 +78,7 @@ def served(runs: Path) -> Iterator[WatchServer]:
 def ask(
     server: WatchServer, path: str, headers: dict[str, str] | None = None, *, token: bool = True, method: str = "GET"
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=HANG_S)
     allowed = {"Authorization": f"Bearer {server.token}"} if token else {}
     connection.request(method, path, headers=allowed | (headers or {}))
     answer = connection.getresponse()
@@ -222,7 +223,7 @@ def test_the_page_in_a_browser(runs: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with WatchServer([str(runs)]) as server:
         server.start()
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=6000", "--dump-dom"]
-        done = subprocess.run([*command, server.url], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([*command, server.url], capture_output=True, text=True, timeout=HANG_S, check=False)
         server.shutdown()
     dom = done.stdout.partition("<script>")[0]
     assert 'data-ready="true"' in dom, done.stderr[-2000:]

@@ -30,6 +30,7 @@ from piledriver.runtime.hardware import Hardware
 from piledriver.runtime.launch.agent import _failure, launch, worker_environment
 from piledriver.runtime.launch.config import LaunchConfig, processes_per_node, resolve_launch_config
 from piledriver.runtime.launch.slurm import slurm_script
+from tests.patience import HANG_S
 
 TRAIN = Path(__file__).with_name("train_script.py")
 
@@ -254,7 +255,7 @@ def test_cells_of_a_real_kernel() -> None:
         "try:\n    notebook_launcher(train, (-1,), num_processes=2)\nexcept ZeroDivisionError as e:\n    print(e)"
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=int(HANG_S), kernel_name="python3").execute()
     printed = [
         "".join(out.get("text", "") for out in cell.outputs if out.get("name") == "stdout") for cell in notebook.cells
     ]
@@ -314,7 +315,7 @@ def _on_node(name: str, rank: int, out: Path, *extra: str) -> subprocess.Popen[s
 @pytest.mark.slow
 def test_two_nodes_train_together(two_nodes: list[str], undisturbed: dict[str, torch.Tensor], tmp_path: Path) -> None:
     nodes = [_on_node(name, rank, tmp_path / "both") for rank, name in enumerate(two_nodes)]
-    said = [node.communicate(timeout=120)[0] for node in nodes]
+    said = [node.communicate(timeout=HANG_S)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     got = torch.load(tmp_path / "both" / "final.pt")
     assert all(torch.equal(undisturbed[key], got[key]) for key in undisturbed)
@@ -333,7 +334,7 @@ def test_a_cut_link_is_an_error_within_the_timeout(two_nodes: list[str], tmp_pat
         time.sleep(0.2)
     subprocess.run(["ip", "-n", two_nodes[1], "link", "set", "pdv1", "down"], check=True)
     (cut / "go").write_text("")
-    said = [node.communicate(timeout=90)[0] for node in nodes]
+    said = [node.communicate(timeout=HANG_S)[0] for node in nodes]
     assert all(node.returncode != 0 for node in nodes)
     assert any("another process is gone or cannot be reached" in text for text in said), said
 

@@ -12,6 +12,7 @@ import torch
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.quantised import quantise_linears
 from piledriver.serve import Engine, SamplingParams
+from tests.patience import HANG_S
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -58,7 +59,7 @@ def test_an_engine_that_was_prepared_answers_the_same(deterministic: bool) -> No
     expected = answers(Engine(model, **settings), prompts, 24)
     engine = Engine(model, **settings)
     engine.start(prepare=True, on_prepared=done.set)
-    assert done.wait(120)
+    assert done.wait(HANG_S)
     assert engine.failure is None
     found = answers(engine, prompts, 24)
     engine.stop()

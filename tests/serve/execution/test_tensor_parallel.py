@@ -23,6 +23,7 @@ from piledriver.serve.background import start_server
 from piledriver.serve.execution.tensor_parallel.load import load_sharded
 from piledriver.serve.load import LoadConfig, run_load
 from tests.checkpoint.processes import run
+from tests.patience import HANG_S
 from tests.serve.http.conftest import make_folder
 
 SHAPE: dict[str, Any] = {
@@ -120,8 +121,8 @@ def test_the_command_serves_over_processes_and_leaves_none(tmp_path: Path) -> No
     assert result.tokens == 16
     assert server.child is not None
     os.kill(server.pid, signal.SIGKILL)
-    server.child.wait(10)
-    deadline = time.monotonic() + 20
+    server.child.wait(HANG_S)
+    deadline = time.monotonic() + HANG_S
     while any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks):
         assert time.monotonic() < deadline, "a rank outlived rank 0"
         time.sleep(0.2)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import save_folder
+from tests.patience import HANG_S
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -60,12 +61,12 @@ class Server:
         self.url = "http://" + line.split("http://")[1].split()[0]
 
     def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", timeout=HANG_S).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(60)
+        code = self.process.wait(HANG_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
@@ -81,7 +82,7 @@ def server(folder: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def post(server: Server) -> Any:
     """`post(path, **fields)`: the JSON answer, which must be a success."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=HANG_S) as client:
 
         def call(path: str, **fields: Any) -> Any:
             answer = client.post(path, json=fields)

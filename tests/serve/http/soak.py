@@ -41,11 +41,11 @@ def vanish(url: str, clients: int, seed: int = 4) -> int:
     return clients
 
 
-def blocks_in_use(url: str, patience_s: float = 5.0) -> float:
+def blocks_in_use(url: str, patience_s: float = 60.0) -> float:
     """Return the sum of running and waiting requests and the share of blocks in use, once it is 0 or after a while."""
     deadline = time.monotonic() + patience_s
     while True:
-        lines = httpx.get(f"{url}/metrics").text.splitlines()
+        lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
         left = sum(float(line.split()[-1]) for line in lines if line.startswith(_GAUGES))
         if left == 0 or time.monotonic() > deadline:
             return left

@@ -13,6 +13,7 @@ import pytest
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.models.interchange import load_folder
 from piledriver.serve import Engine, SamplingParams
+from tests.patience import HANG_S
 from tests.serve.http.conftest import Server
 
 QUESTIONS = [("Once upon", (" a time", " the dog", " x")), ("The quick", (" brown fox", " house"))]
@@ -62,7 +63,7 @@ def test_lm_eval_scores_over_http_as_in_process(folder: Path, server: Server, tm
         (tmp_path / f"{task}.yaml").write_text(head + described)
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, server.url, str(folder), str(tmp_path)]
-    done = subprocess.run(command, env={**os.environ, **offline}, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env={**os.environ, **offline}, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.split("RESULT ")[1])
     engine, tokenizer = Engine(load_folder(folder).requires_grad_(False), deterministic=True), open_tokenizer(folder)

@@ -20,6 +20,7 @@ from piledriver.serve.ipc.engine_service import EngineService
 from piledriver.serve.ipc.messages import EngineFacts, decode_report, receive_frame
 from piledriver.serve.ipc.remote_engine import RemoteEngine
 from piledriver.serve.offline import open_engine
+from tests.patience import HANG_S
 from tests.serve.http.conftest import Server
 from tests.serve.http.soak import blocks_in_use, vanish
 
@@ -194,7 +195,7 @@ def test_bodies_and_queues_have_limits(app: Any) -> None:
         headers = {"Authorization": "Bearer sesame"}
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             body = {"prompt": "a", "max_tokens": 60, "ignore_eos": True}
-            asked = (client.post(TEXT, json=body, headers=headers, timeout=60) for _ in range(8))
+            asked = (client.post(TEXT, json=body, headers=headers, timeout=HANG_S) for _ in range(8))
             return [answer.status_code for answer in await asyncio.gather(*asked)]
 
     codes = asyncio.run(flood())
@@ -209,7 +210,7 @@ def test_tokens_and_templates(post: Any, server: Server) -> None:
     assert found["count"] == len(found["token_strs"])
     chat = post("/tokenize", messages=HELLO)
     assert post("/detokenize", tokens=chat["tokens"])["prompt"].endswith("assistant\n")
-    info = httpx.get(f"{server.url}/tokenizer_info").json()
+    info = httpx.get(f"{server.url}/tokenizer_info", timeout=HANG_S).json()
     assert (info["eos_token"], info["bos_token"]) == ("<|endoftext|>", None)
     assert "im_start" in info["chat_template"]
 
@@ -249,7 +250,7 @@ def test_clients_that_leave_free_their_blocks(server: Server) -> None:
 def test_sigterm_lets_requests_finish_and_a_kill_leaves_no_port(folder: Path) -> None:
     server = Server(folder)
     body = {"prompt": "Once", "max_tokens": 200, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{server.url}{TEXT}", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{server.url}{TEXT}", json=body, timeout=HANG_S) as answer:
         lines = answer.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
@@ -260,7 +261,7 @@ def test_sigterm_lets_requests_finish_and_a_kill_leaves_no_port(folder: Path) ->
     again.process.wait()
     assert again.process.stdout is not None
     again.process.stdout.close()
-    deadline = time.monotonic() + 5  # the server's process ends when it finds the engine's gone
+    deadline = time.monotonic() + HANG_S  # the server's process ends when it finds the engine's gone
     while True:
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -16,6 +16,7 @@ from piledriver.serve import SamplingParams, generate
 from piledriver.serve.placement import dispatch_model
 from piledriver.serve.placement.tiered_model import open_tiered
 from tests.compress.test_formats import FORMATS, rewrite
+from tests.patience import HANG_S
 from tests.serve.text.test_detokenizer import byte_level
 
 TOKENS = torch.arange(20).view(2, 10)
@@ -167,7 +168,7 @@ def test_a_model_four_times_larger_than_the_memory_limit_answers(tmp_path):
         # No allocator may hold address space in reserve, from which it would serve what the limit refuses.
         env={**os.environ, "MALLOC_ARENA_MAX": "1", "MIMALLOC_ARENA_RESERVE": "0", "MIMALLOC_ARENA_EAGER_COMMIT": "0"},
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout
