@@ -6,6 +6,8 @@ from torch import nn
 
 from piledriver.engine.offload.stream.depth import window_bytes
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.config import MoEConfig
+from piledriver.plan.placement import room
 from piledriver.plan.placement.by_time import LinkRates, place_by_time
 from piledriver.plan.placement.room import WORKSPACE_BYTES, inference_room
 from piledriver.plan.placement.sizes import compute_module_sizes
@@ -49,6 +51,42 @@ def test_room_grows_with_the_batch(model):
     assert four.cache == 4 * one.cache == 4 * 128 * 12 * 2 * 1024 * 2
     assert one.activations >= 128 * 4096 * 2, "at least the logits"
     assert 3 * one.activations < four.activations < 5 * one.activations
+
+
+class KeepsAll(nn.Module):
+    """Adds up the outputs of its blocks at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(9))
+
+    def forward(self, tokens):
+        outputs = [tokens.to(torch.float32)[..., None].expand(-1, -1, 8)]
+        for layer in self.layers:
+            outputs.append(layer(outputs[-1]))
+        return torch.stack(outputs).sum(0)
+
+
+@pytest.mark.parametrize("case", ["windows", "experts", "llama", "keeps all"])
+def test_a_few_blocks_have_the_peak_of_all(case):
+    shape = {"vocab_size": 64, "dim": 32, "layers": 9, "heads": 2, "mlp_dim": 64}
+    with torch.device("meta"):
+        if case == "windows":
+            model = Transformer(ModelConfig(**shape, sliding_window=4, full_attention_layers=(3, 7)))
+        elif case == "experts":
+            model = Transformer(ModelConfig(**shape, moe=MoEConfig(experts=4, dense_layers=(0,))))
+        elif case == "llama":
+            transformers = pytest.importorskip("transformers")
+            config = transformers.LlamaConfig(
+                vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=9, num_attention_heads=2
+            )
+            model = transformers.LlamaForCausalLM(config)
+        else:
+            model = KeepsAll()
+    names = [name for name, _ in model.named_parameters()]
+    found = inference_room(model, 2, 16).activations
+    assert found == room._peak(model, 2, 16, torch.float32)
+    assert names == [name for name, _ in model.named_parameters()]
 
 
 @pytest.mark.parametrize("width", [10, 100, 1_000, 3_000, 20_000])

@@ -165,8 +165,9 @@ def place_by_time(
         timed.append((round(math.log(seconds) * 100), prefill, number, seconds, places))
     _, prompt_seconds, _, seconds, places = min(timed)
     device_map = {**dict.fromkeys(ends, main), **dict(zip(blocks, places, strict=True))}
-    order = [name for name, _ in model.named_modules()] + [name for name, _ in model.named_parameters()]
-    device_map = dict(sorted(device_map.items(), key=lambda item: order.index(item[0])))
+    names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
+    order = {name: number for number, name in enumerate(names)}
+    device_map = dict(sorted(device_map.items(), key=lambda item: order[item[0]]))
     totals: dict[Place, int] = {}
     for place in dict.fromkeys([*memory, "disk"]):
         if held := sum(sizes.get(name, 0) for name, at in device_map.items() if at == place):

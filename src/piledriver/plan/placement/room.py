@@ -1,12 +1,15 @@
 """Room that a forward pass needs beside the weights: activations, logits and the key-value cache.
 
 The pass is run on fake tensors, which have shapes and no memory; what is alive at once is counted. Attention counts as
-the fused kernels compute it.
+the fused kernels compute it. Of blocks of one kind only a few are run: an operator on fake tensors takes longer than a
+small one on real ones, and a deep model has thousands.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.core.errors import PiledriverError
+from piledriver.engine.blocks import block_kind, blocks_of
 from piledriver.models import Transformer
 from piledriver.models.model_size import cache_bytes_per_token
 from piledriver.plan.blocks.torch_private import FakeTensorMode
@@ -23,6 +27,8 @@ from piledriver.plan.placement.live_bytes import LiveBytes
 
 WORKSPACE_BYTES = 256 << 20
 """Of kernel libraries and of memory that the allocator cannot use, on a GPU."""
+_FEW = 3
+"""Blocks of one kind that are run at most."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,57 @@ def inference_room(model: nn.Module, batch: int, length: int, dtype: torch.dtype
     return Room(_activation_bytes(model, batch, length, kind), cache)
 
 
-@torch.no_grad()
 def _activation_bytes(model: nn.Module, batch: int, length: int, dtype: torch.dtype) -> int:
+    kinds = Counter(_kind(block) for block in blocks_of(model).values())
+    most = max(kinds.values(), default=0)
+    if most > _FEW:
+        peaks = []
+        with contextlib.suppress(PlanError):  # of a model that counts its blocks
+            for count in (_FEW - 1, _FEW):
+                with _shortened(model, count):
+                    peaks.append(_peak(model, batch, length, dtype))
+            # What one more block of each kind adds is what blocks keep until the end, usually nothing.
+            return peaks[1] + (most - _FEW) * max(peaks[1] - peaks[0], 0)
+    return _peak(model, batch, length, dtype)
+
+
+def _kind(block: nn.Module) -> Hashable:
+    """Return a key that blocks with the same parameters and settings share; numbers (of the layer) do not count."""
+    settings = tuple(
+        (path, name, value if isinstance(value, str | bool | None) else type(value))
+        for path, module in block.named_modules()
+        for name, value in sorted(vars(module).items())
+        if isinstance(value, str | int | float | None)
+    )
+    return block_kind(block), settings
+
+
+@contextlib.contextmanager
+def _shortened(model: nn.Module, count: int) -> Iterator[None]:
+    """Leave, within it, only the first blocks of each kind in the model."""
+    parents: dict[str, list[tuple[str, nn.Module]]] = {}
+    seen: Counter[Hashable] = Counter()
+    for name, block in blocks_of(model).items():
+        parent, _, key = name.rpartition(".")
+        kept = parents.setdefault(parent, [])
+        kind = _kind(block)
+        seen[kind] += 1
+        if seen[kind] <= count:
+            kept.append((key, block))
+    held = [(stack, stack._modules) for stack in map(model.get_submodule, parents)]
+    try:
+        for (stack, _), kept in zip(held, parents.values(), strict=True):
+            # A list is indexed by the place in it, a dict by name.
+            named = isinstance(stack, nn.ModuleDict)
+            stack._modules = {key if named else str(place): block for place, (key, block) in enumerate(kept)}
+        yield
+    finally:
+        for stack, modules in held:
+            stack._modules = modules
+
+
+@torch.no_grad()
+def _peak(model: nn.Module, batch: int, length: int, dtype: torch.dtype) -> int:
     options: dict[str, Any] = {} if isinstance(model, Transformer) else {"use_cache": False}
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         state = {name: _fake(tensor, dtype) for name, tensor in _all_tensors(model).items()}
