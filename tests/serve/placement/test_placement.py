@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from piledriver.engine.offload.disk.errors import DiskError, DiskFullError
 from piledriver.serve.placement import (
     PlacementError,
     StrictLoadError,
@@ -111,3 +114,27 @@ def test_layers_are_stored_in_a_small_type(model: nn.Sequential) -> None:
     assert [model[0].weight.dtype, model[1].weight.dtype] == [torch.bfloat16, torch.float32]
     assert model(INPUT).dtype == torch.float32
     assert model[0].weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("case", ["disk_offload", "dispatch", "load"])
+def test_a_full_disk_is_one_error_and_leaves_no_file(tmp_path: Path, case: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(256, 256))
+    folder, places = tmp_path / "offload", {"0": "disk", "1": "disk"}
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    calls = {
+        "disk_offload": lambda: disk_offload(model, folder, "cpu"),
+        "dispatch": lambda: dispatch_model(model, places, offload_dir=folder),
+        "load": lambda: load_checkpoint_and_dispatch(
+            model, tmp_path / "model.safetensors", places, offload_folder=folder, dtype=torch.float16
+        ),
+    }
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(DiskFullError, match=r"writing the [\d,]+ bytes of 1\.weight failed.* Fix: free space"):
+            calls[case]()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(folder) == []
+    with pytest.raises(DiskError, match="cannot make the folder of offloaded weights"):
+        disk_offload(model, tmp_path / "model.safetensors" / "inside", "cpu")

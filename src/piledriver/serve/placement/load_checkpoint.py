@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from piledriver.serve.placement.tensors import (
     retie_parameters,
     set_module_tensor_to_device,
 )
-from piledriver.serve.placement.weight_files import offload_weight, save_offload_index
+from piledriver.serve.placement.weight_files import offload_weight, removed_on_error, save_offload_index
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +101,18 @@ def load_weights_to_map(
 ) -> dict[str, Any]:
     """Load weights as `load_checkpoint_in_model` does; return the index of those that stay on disk."""
     tied = find_tied_parameters(model)
-    index, seen = _place_weights(model, checkpoint, device_map, offload_folder, dtype, offload_buffers)
+    index: dict[str, Any] = {}
+    writes = offload_folder is not None and device_map is not None and "disk" in device_map.values()
+    with removed_on_error(index, offload_folder) if writes else contextlib.nullcontext():
+        seen = _place_weights(model, checkpoint, device_map, index, offload_folder, dtype, offload_buffers)
+        _check_names(model, checkpoint, seen, tied, strict)
+        if offload_folder is not None:
+            save_offload_index(index, offload_folder)
+    retie_parameters(model, tied)
+    return index
+
+
+def _check_names(model: nn.Module, checkpoint: Any, seen: set[str], tied: list[list[str]], strict: bool) -> None:
     expected = set(model.state_dict())
     unused = seen - expected
     if unused:
@@ -115,28 +125,24 @@ def load_weights_to_map(
     missing = expected - seen - _tied_to_seen(tied, seen)
     if strict and missing:
         raise StrictLoadError(f"the checkpoint at {checkpoint} lacks {sorted(missing)}")
-    if offload_folder is not None:
-        save_offload_index(index, offload_folder)
-    retie_parameters(model, tied)
-    return index
 
 
 def _place_weights(
     model: nn.Module,
     checkpoint: Any,
     device_map: Mapping[str, Any] | None,
+    index: dict[str, Any],
     offload_folder: Any = None,
     dtype: Any = None,
     offload_buffers: bool = False,
-) -> tuple[dict[str, Any], set[str]]:
-    """Load the weights of a checkpoint to the devices of a map; return the index of those on disk, and all names.
+) -> set[str]:
+    """Load the weights of a checkpoint to the devices of a map; add those on disk to `index`, return all names.
 
     Safetensors files are read past the page cache straight to their devices; weights on disk stay in these files where
     their dtype is the wanted one.
     """
     files = checkpoint_files(checkpoint)
     wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-    index: dict[str, Any] = {}
     seen: set[str] = set()
     expected, buffers = set(model.state_dict()), set(dict(model.named_buffers()))
 
@@ -148,13 +154,11 @@ def _place_weights(
             state = load_state_dict(file, device_map)
             seen |= set(state)
             model.load_state_dict({k: v for k, v in state.items() if k in expected}, strict=False)
-        return index, seen
+        return seen
     if "disk" in device_map.values():
         direct = all(file.suffix == ".safetensors" for file in files)
         if offload_folder is None and not (direct and wanted is None):
             raise PlacementError("the device map offloads modules to disk", fix="pass an `offload_folder`")
-        if offload_folder is not None:
-            os.makedirs(offload_folder, exist_ok=True)
     extents = find_extents(file for file in files if file.suffix == ".safetensors")
     seen |= set(extents)
     here: dict[str, Extent] = {}
@@ -183,7 +187,7 @@ def _place_weights(
                     else:
                         at = _memory_device(name, device_map)
                         set_module_tensor_to_device(model, name, at, value=tensor, dtype=kind)
-    return index, seen
+    return seen
 
 
 def _memory_device(name: str, device_map: Mapping[str, Any]) -> Any:

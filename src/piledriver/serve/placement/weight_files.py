@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 
 from piledriver.core import storage
+from piledriver.engine.offload.disk.errors import DiskError, disk_error
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.tensors import set_module_tensor_to_device
 
@@ -30,13 +32,18 @@ def offload_weight(
     kind = str(weight.dtype).removeprefix("torch.")
     as_integers = _SAME_BITS.get(kind)
     array = (weight.view(as_integers) if as_integers is not None else weight).detach().cpu().numpy()
+    path = os.path.join(offload_folder, f"{weight_name}.dat")
+    try:
+        # Not through a mapping: on a full disk that ends the process.
+        with open(path, "wb") as file:
+            # An empty file could not be mapped.
+            file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"\0")
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(path)
+        raise disk_error(error, f"writing the {array.nbytes:,} bytes of {weight_name}", str(offload_folder)) from error
     index = {} if index is None else index
     index[weight_name] = {"dtype": kind, "shape": list(array.shape)}
-    written = np.memmap(
-        os.path.join(offload_folder, f"{weight_name}.dat"), dtype=array.dtype, mode="w+", shape=array.shape or (1,)
-    )
-    written[...] = array if array.ndim else array[None]
-    written.flush()
     return index
 
 
@@ -62,11 +69,31 @@ def save_offload_index(index: dict[str, Any] | None, offload_folder: Any) -> Non
 
 def offload_state_dict(save_dir: Any, state_dict: Mapping[str, torch.Tensor]) -> None:
     """Write every weight of a state dict, and the index."""
-    os.makedirs(save_dir, exist_ok=True)
     index: dict[str, Any] = {}
-    for name, weight in state_dict.items():
-        index = offload_weight(weight, name, save_dir, index)
-    save_offload_index(index, save_dir)
+    with removed_on_error(index, save_dir):
+        for name, weight in state_dict.items():
+            offload_weight(weight, name, save_dir, index)
+        save_offload_index(index, save_dir)
+
+
+@contextmanager
+def removed_on_error(index: Mapping[str, Any], offload_folder: Any) -> Iterator[None]:
+    """Make the folder; remove the files of an index again if what is done within fails."""
+    try:
+        os.makedirs(offload_folder, exist_ok=True)
+    except OSError as error:
+        raise DiskError(
+            f"{offload_folder}: cannot make the folder of offloaded weights: {error.strerror}",
+            fix="name a folder that can be written",
+        ) from error
+    try:
+        yield
+    except BaseException:
+        for name, info in index.items():
+            if "safetensors_file" not in info:
+                with suppress(OSError):
+                    os.unlink(os.path.join(offload_folder, f"{name}.dat"))
+        raise
 
 
 def load_offloaded_weights(model: Any, index: dict[str, Any] | None, offload_folder: Any) -> None:
