@@ -12,6 +12,7 @@ from torch import Tensor
 
 # Smaller tensors are not worth pinning.
 _SMALLEST_PINNED = 1 << 16
+_HUGE_PAGE, _WORTH_ALIGNING = 2 << 20, 32 << 20
 
 
 def host_copy(tensor: Tensor, dtype: torch.dtype, *, owner: object, pin: bool = True) -> Tensor:
@@ -43,8 +44,11 @@ def page_aligned_empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     >>> page_aligned_empty(torch.Size((2, 3)), torch.bfloat16).fill_(1).sum()
     tensor(6., dtype=torch.bfloat16)
     """
-    memory = mmap.mmap(-1, shape.numel() * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    size = shape.numel() * dtype.itemsize
+    # Linux aligns a mapping to huge pages if its size is a multiple of them; the rest of the last one stays untouched.
+    mapped = -(-size // _HUGE_PAGE) * _HUGE_PAGE if size >= _WORTH_ALIGNING else size
+    memory = mmap.mmap(-1, mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
-        # Fewer pages to lock for every transfer.
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+        # Fewer pages to fault in, and to lock for every transfer.
+        memory.madvise(mmap.MADV_HUGEPAGE, 0, size if mapped == size else size & ~(_HUGE_PAGE - 1))
+    return torch.frombuffer(memory, dtype=dtype, count=shape.numel()).view(shape)

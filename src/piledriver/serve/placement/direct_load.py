@@ -7,23 +7,19 @@ a few at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from piledriver.engine.offload.disk.coalesced_read import read_coalesced
 from piledriver.engine.offload.disk.direct_io import Transfer
 from piledriver.engine.offload.disk.extents import Extent, safetensors_extents
-from piledriver.engine.offload.disk.host_buffer import PAGE_BYTES
 from piledriver.engine.offload.disk.reader import DirectReader
-from piledriver.engine.offload.pinned import page_aligned_empty
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.tensors import set_module_tensor_to_device
-
-_BATCH_BYTES = 128 << 20
-_OWN_PAGES = 4 << 20
 
 
 def find_extents(files: Iterable[Path]) -> dict[str, Extent]:
@@ -64,10 +60,18 @@ def load_extents(
         (as_stored if wanted == extent.dtype else converted).append((name, extent, device_of(name)))
     with DirectReader() as reader:
         streams: dict[torch.device, Any] = {}
-        readings = [_read_in_place(reader, streams, *names[name], extent, to) for name, extent, to in as_stored]
-        for name, value, to in _read_converted(reader, converted):
+        on_host = {name: extent for name, extent, to in as_stored if str(to) == "cpu"}
+        readings = [
+            _read_in_place(reader, streams, *names[name], extent, to)
+            for name, extent, to in as_stored
+            if name not in on_host
+        ]
+        for name, value in read_coalesced(reader, on_host):
+            _put(*names[name], value)
+        devices = {name: to for name, _, to in converted}
+        for name, value in read_coalesced(reader, {name: extent for name, extent, _ in converted}, ahead=1):
             owner, leaf = names[name]
-            set_module_tensor_to_device(owner, leaf, to, value=value, dtype=dtype)
+            set_module_tensor_to_device(owner, leaf, devices[name], value=value, dtype=dtype)
         for reading in readings:
             reading.wait()
         for stream in streams.values():
@@ -86,13 +90,8 @@ def _read_in_place(
     reader: DirectReader, streams: dict[torch.device, Any], owner: nn.Module, leaf: str, extent: Extent, device: Any
 ) -> Transfer:
     """Replace a tensor by an empty one on its device and start reading into it."""
-    made = _empty(extent, device)
-    if leaf in owner._buffers:
-        owner._buffers[leaf] = made
-    else:
-        held: Any = owner._parameters[leaf]
-        trains = held.requires_grad and made.is_floating_point()
-        owner._parameters[leaf] = nn.Parameter(made, requires_grad=trains)
+    made = torch.empty(extent.shape, dtype=extent.dtype, device=device)
+    _put(owner, leaf, made)
     if made.is_cuda and made.device not in streams:
         streams[made.device] = torch.cuda.Stream(made.device)  # type: ignore[no-untyped-call]
         # The memory may still be in use by what it held before.
@@ -100,35 +99,9 @@ def _read_in_place(
     return reader.read([(extent, made)], streams.get(made.device))
 
 
-def _empty(extent: Extent, device: Any) -> Tensor:
-    lead = extent.offset % PAGE_BYTES
-    if device == "cpu" and extent.nbytes >= _OWN_PAGES and lead % extent.dtype.itemsize == 0:
-        # On huge pages where the system has them: first touches of small pages cost as much as the read. The first
-        # element is as far from a page's start as in the file, so that all whole pages are read in place.
-        memory = page_aligned_empty(torch.Size((lead + extent.nbytes,)), torch.uint8)
-        return memory[lead:].view(extent.dtype).view(extent.shape)
-    return torch.empty(extent.shape, dtype=extent.dtype, device=device)
-
-
-def _read_converted(reader: DirectReader, wanted: list[tuple[str, Extent, Any]]) -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield tensors as they are stored, in host memory, a batch ahead of their use."""
-    batches: list[list[tuple[str, Extent, Any]]] = []
-    size = _BATCH_BYTES
-    for one in wanted:
-        if size + one[1].nbytes > _BATCH_BYTES:
-            batches.append([])
-            size = 0
-        batches[-1].append(one)
-        size += one[1].nbytes
-    ahead: tuple[list[Tensor], Transfer] | None = None
-    for number, batch in enumerate(batches):
-        tensors, reading = ahead or _start(reader, batch)
-        ahead = _start(reader, batches[number + 1]) if number + 1 < len(batches) else None
-        reading.wait()
-        for (name, _, device), tensor in zip(batch, tensors, strict=True):
-            yield name, tensor, device
-
-
-def _start(reader: DirectReader, batch: list[tuple[str, Extent, Any]]) -> tuple[list[Tensor], Transfer]:
-    tensors = [torch.empty(extent.shape, dtype=extent.dtype) for _, extent, _ in batch]
-    return tensors, reader.read([(extent, tensor) for (_, extent, _), tensor in zip(batch, tensors, strict=True)])
+def _put(owner: nn.Module, leaf: str, value: Tensor) -> None:
+    if leaf in owner._buffers:
+        owner._buffers[leaf] = value
+    else:
+        held: Any = owner._parameters[leaf]
+        owner._parameters[leaf] = nn.Parameter(value, requires_grad=held.requires_grad and value.is_floating_point())

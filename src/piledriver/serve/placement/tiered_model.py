@@ -163,7 +163,7 @@ def measure_read_rate(sources: Mapping[str, Assembled]) -> float:
             (warm if sum(one.nbytes for one in warm) < _WARM_UP_BYTES else probed).append(part)
         if sum(one.nbytes for one in probed) >= _PROBED_BYTES:
             break
-    with DirectReader() as reader:
+    with DirectReader(reads_cached=False) as reader:
         for chosen in (warm, probed or warm):
             targets = [torch.zeros(extent.shape, dtype=extent.dtype) for extent in chosen]
             reading = reader.read(list(zip(chosen, targets, strict=True)))

@@ -148,13 +148,18 @@ class DirectIO:
         self._to_device = StagingBuffers(device_staged_bytes, 2 * threads)
         self.meter = IoMeter()
 
-    def read(self, file: OpenedFile, offset: int, into: memoryview) -> Transfer:
-        """Begin to read whole pages at an offset into page-aligned memory."""
+    def read(self, file: OpenedFile, offset: int, into: memoryview, needed: int | None = None) -> Transfer:
+        """Begin to read whole pages at an offset into page-aligned memory.
+
+        The file may end after `needed` bytes (default: all), within the last page.
+        """
+        needed = len(into) if needed is None else needed
         chunks = range(0, len(into), self._chunk)
         transfer = Transfer(len(into), len(chunks))
         for start in chunks:
             part = into[start : start + self._chunk]
-            self._queue(transfer, len(part), partial(file.read, offset + start, part))
+            least = min(len(part), needed - start)
+            self._queue(transfer, len(part), partial(file.read, offset + start, part, least))
         return transfer
 
     def write(self, file: OpenedFile, offset: int, source: memoryview) -> Transfer:

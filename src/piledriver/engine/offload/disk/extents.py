@@ -30,9 +30,14 @@ class Extent:
     """The open file, where it has no name; `path` is then its folder."""
 
     @property
+    def count(self) -> int:
+        """Elements of the tensor."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tensor."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.count * self.dtype.itemsize
 
 
 def safetensors_extents(path: str | os.PathLike[str]) -> dict[str, Extent]:

@@ -1,6 +1,7 @@
 """Files opened past the page cache (O_DIRECT), and the system calls that transfer their bytes.
 
-Where the filesystem rejects O_DIRECT (tmpfs, some overlays) the same calls go through the page cache.
+Where the filesystem rejects O_DIRECT (tmpfs, some overlays) the same calls go through the page cache. So do reads of
+parts of a named file that are in it already.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 
 from piledriver.engine.offload.disk.errors import DiskError, disk_error
 from piledriver.engine.offload.disk.host_buffer import PAGE_BYTES, memory_of
+from piledriver.engine.offload.disk.page_cache import is_cached
 from piledriver.engine.offload.pinned import page_aligned_empty
 
 
@@ -26,6 +28,8 @@ class OpenedFile:
     """The path of a file, or the folder of one that has no name."""
     drops_cache: bool = False
     """Whether the page cache drops what was transferred, where the file cannot bypass it."""
+    buffered: int | None = None
+    """A descriptor that does not bypass the page cache, for reads of what is in it."""
 
     def read(self, offset: int, into: memoryview, needed: int | None = None) -> None:
         """Read at an offset; a file may end after `needed` bytes (default: all), within the last page."""
@@ -37,12 +41,15 @@ class OpenedFile:
 
     def _move(self, offset: int, memory: memoryview, needed: int, *, is_write: bool) -> None:
         call, doing = (os.pwritev, "writing") if is_write else (os.preadv, "reading")
+        descriptor, is_direct = self.descriptor, self.is_direct
+        if self.buffered is not None and not is_write and is_cached(self.buffered, offset, needed):
+            descriptor, is_direct = self.buffered, False
         reached = 0
         while reached < needed:
             # A direct transfer starts at a page.
-            start = reached & ~(PAGE_BYTES - 1) if self.is_direct else reached
+            start = reached & ~(PAGE_BYTES - 1) if is_direct else reached
             try:
-                moved = call(self.descriptor, [memory[start:]], offset + start)
+                moved = call(descriptor, [memory[start:]], offset + start)
             except OSError as error:
                 raise disk_error(error, f"{doing} {len(memory):,} bytes at {offset + start:,}", self.name) from error
             if start + moved <= reached:
@@ -55,15 +62,27 @@ class OpenedFile:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self.descriptor, offset, len(memory), os.POSIX_FADV_DONTNEED)
 
+    def close(self) -> None:
+        """Close the descriptors."""
+        os.close(self.descriptor)
+        if self.buffered is not None:
+            os.close(self.buffered)
 
-def open_direct(path: str, flags: int, *, name: str, drops_cache: bool = False) -> OpenedFile:
-    """Open an existing file with O_DIRECT, or through the page cache where the filesystem rejects it."""
+
+def open_direct(
+    path: str, flags: int, *, name: str, drops_cache: bool = False, reads_cached: bool = False
+) -> OpenedFile:
+    """Open an existing file with O_DIRECT, or through the page cache where the filesystem rejects it.
+
+    With `reads_cached`, parts of it that are in the page cache are read from there.
+    """
     direct = getattr(os, "O_DIRECT", 0)
     if direct:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, flags | direct | os.O_CLOEXEC)
             if _accepts(descriptor):
-                return OpenedFile(descriptor, True, name, drops_cache)
+                buffered = os.open(path, flags | os.O_CLOEXEC) if reads_cached else None
+                return OpenedFile(descriptor, True, name, drops_cache, buffered)
             os.close(descriptor)
     return OpenedFile(os.open(path, flags | os.O_CLOEXEC), False, name, drops_cache)
 

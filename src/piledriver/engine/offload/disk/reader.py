@@ -1,6 +1,7 @@
 """`DirectReader`: read tensors from named files, or from the files of a disk tier, by direct I/O.
 
-Direct reads bypass the page cache, so weights that are read once for every forward do not fill it.
+Direct reads bypass the page cache, so weights that are read once for every forward do not fill it; what it holds
+already is copied from there.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ class DirectReader:
     tensor([0., 1., 2.])
     """
 
-    def __init__(self, io: DirectIO | None = None) -> None:
-        """Read with the threads of `io`, by default new ones, which end with the reader."""
+    def __init__(self, io: DirectIO | None = None, *, reads_cached: bool = True) -> None:
+        """Read with the threads of `io`, by default new ones, which end with the reader.
+
+        With `reads_cached`, what is in the page cache is read from there; without, from the disk.
+        """
         self.io = DirectIO() if io is None else io
+        self._reads_cached = reads_cached
         self._files: dict[str, OpenedFile] = {}
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _close, self.io if io is None else None, self._files)
@@ -60,20 +65,28 @@ class DirectReader:
                     f"{name}: a tensor of {place.nbytes} bytes at {place.offset} was expected to have {target.nbytes}",
                     fix="load the checkpoint of this model, in the dtype that it was saved in",
                 )
-            file = self._opened(place.path) if place.file is None else place.file.opened
-            found.append((file, place.offset, target))
+            found.append((self._opened(place), place.offset, target))
         return self.io.read_tensors(found, stream)
 
-    def _opened(self, path: str) -> OpenedFile:
+    def read_pages(self, place: Extent, offset: int, into: memoryview, needed: int) -> Transfer:
+        """Begin to read whole pages of the file of an extent, from `offset`, into page-aligned memory.
+
+        The file may end after `needed` bytes, within the last page.
+        """
+        return self.io.read(self._opened(place), offset, into, needed)
+
+    def _opened(self, place: Extent | Region) -> OpenedFile:
+        if place.file is not None:
+            return place.file.opened
         with self._lock:
-            if path not in self._files:
-                self._files[path] = _open(path)
-            return self._files[path]
+            if place.path not in self._files:
+                self._files[place.path] = _open(place.path, self._reads_cached)
+            return self._files[place.path]
 
 
-def _open(path: str) -> OpenedFile:
+def _open(path: str, reads_cached: bool) -> OpenedFile:
     try:
-        return open_direct(path, os.O_RDONLY, name=path)
+        return open_direct(path, os.O_RDONLY, name=path, reads_cached=reads_cached)
     except OSError as error:
         raise StorageError(
             f"cannot open {path}: {error.strerror}", fix="check that the folder of the weights is still there"
@@ -84,5 +97,5 @@ def _close(io: DirectIO | None, files: dict[str, OpenedFile]) -> None:
     if io is not None:
         io.close()
     for file in files.values():
-        os.close(file.descriptor)
+        file.close()
     files.clear()
