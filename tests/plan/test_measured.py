@@ -62,8 +62,8 @@ def test_steps_and_their_order(rows: list[dict[str, Any]]) -> None:
     tuned = [row["calibrated"].time.total / row["seconds"] - 1 for row in rows]
     assert statistics.median(map(abs, plain)) < 0.20
     assert statistics.median(map(abs, tuned)) < 0.06
-    # Six rows miss 15%: two with offload, one with a compiled update, three eager ones that wait for the host.
-    assert sorted(abs(miss) for miss in tuned)[-7] < 0.15
+    # Five rows miss 15%: two with offload, one with a compiled update, two eager ones that wait for the host.
+    assert sorted(abs(miss) for miss in tuned)[-6] < 0.15
     hard = [row["layout"]["compile"] is False for row in rows]
     assert max(abs(miss) for miss, is_hard in zip(tuned, hard, strict=True) if not is_hard) < 0.15
     chosen = rows[0]["choices"](rows, [row["calibrated"].time.total for row in rows])

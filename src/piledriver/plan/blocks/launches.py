@@ -1,62 +1,77 @@
-"""The host's work for one block, in launches of a kernel: eager blocks wait for it where the device is faster.
+"""What a block costs the host, in launches of a kernel: eager blocks wait for it where the device is faster.
 
-An operator of an eager forward costs several launches with the Python around it, one of a backward about one. The
+An operator of an eager forward costs about two launches with the Python around it, one of a backward a little less. The
 numbers come from steps on so few tokens that the device is never waited for (`benchmarks/plan_host.py`), and from steps
 of real blocks, in which host and device take turns at being the slower one.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from piledriver.plan.blocks.widths import Widths
 
-# Forward and backward of a block with learned positions and a plain MLP; of other software with fused operators; of a
-# compiled block.
-_EAGER, _FUSED_EAGER, _COMPILED = (74, 112), (45, 83), (36, 64)
-# Further ones of rotary positions, gates, routing, a shared expert, latent attention, norms of queries and keys.
-_ROTARY, _GATE, _QK_NORM = (52, 33), (16, 16), (16, 20)
-_ROUTING, _COMPILED_ROUTING = (100, 80), (24, 36)
-_SHARED = (78, 65)
-_LATENT, _COMPILED_LATENT = (39, 33), (5, 10)
-# Selective checkpointing runs Python for each operator of the forward, and again when it is recomputed.
-_SELECTIVE, _SELECTIVE_AGAIN = 175, 1.4
-# A checkpointed forward runs Python around it, and when it is recomputed also for each tensor that it keeps.
-_CHECKPOINT, _AGAIN = 70, 1.8
+
+class Work(NamedTuple):
+    """What a part of an eager block costs the host."""
+
+    forward: float
+    """Launches of the forward."""
+    backward: float
+    operators: float
+    """Operators that the forward dispatches."""
+    saved: float
+    """Tensors that the forward saves for the backward."""
+
+
+# A block with learned positions and a plain MLP; what rotary positions, gates, norms of queries and keys, routing, a
+# shared expert and latent attention add.
+_PLAIN = Work(74, 112, 40, 22)
+_ROTARY, _GATE, _QK_NORM = Work(52, 33, 28, 8), Work(16, 16, 4, 2), Work(16, 20, 6, 8)
+_ROUTING, _SHARED, _LATENT = Work(100, 80, 56, 16), Work(33, 38, 16, 7), Work(39, 33, 24, 14)
+# Launches of a block of other software with fused operators; of a compiled one, with routing, with latent attention.
+_FUSED_EAGER, _COMPILED, _COMPILED_ROUTING, _COMPILED_LATENT = (45, 83), (36, 64), (24, 36), (5, 10)
+# Checkpointing runs Python around a block and for each tensor that it saves, in its forward and in its recomputation.
+_CHECKPOINT, _SAVED_TENSOR = (32, 64), (1.2, 1.9)
+# Selective checkpointing also runs Python for each operator.
+_SELECTED_OPERATOR = (2.4, 1.4)
 
 
 def block_launches(w: Widths) -> tuple[float, float]:
     """Return the host's work for the forward and for the backward of a block, recomputation included."""
     compiled, policy = w.setting.compiled, w.setting.activations
-    ours = w.setting.traits.name == "piledriver"
-    if not compiled and not ours:
-        found = [_FUSED_EAGER]
-    elif compiled:
-        found = [_COMPILED]
-        if w.moe is not None:
-            found.append(_COMPILED_ROUTING)
-        if w.config.latent is not None:
-            found.append(_COMPILED_LATENT)
-    else:
-        found = [_EAGER, *_parts(w)]
-    forward, backward = (float(sum(one[index] for one in found)) for index in range(2))
-    if policy == "full":
-        if compiled or not ours:
-            return forward, backward + forward
-        return forward + _CHECKPOINT, backward + _AGAIN * forward
-    if policy == "selective" and not compiled and ours:
-        forward += _SELECTIVE
-        return forward, backward + _SELECTIVE_AGAIN * forward
-    return forward, backward
+    if not compiled and w.setting.traits.name == "piledriver":
+        return _eager_launches(block_work(w), policy)
+    found = [_COMPILED if compiled else _FUSED_EAGER]
+    if compiled and w.moe is not None:
+        found.append(_COMPILED_ROUTING)
+    if compiled and w.config.latent is not None:
+        found.append(_COMPILED_LATENT)
+    forward, backward = (float(sum(column)) for column in zip(*found, strict=True))
+    return forward, backward + (forward if policy == "full" else 0.0)
 
 
-def _parts(w: Widths) -> list[tuple[int, int]]:
-    """Return what an eager block has beyond the plainest."""
+def block_work(w: Widths) -> Work:
+    """Return the host's work for an eager block of this package that keeps all activations."""
     config = w.config
-    there = {
-        _ROTARY: config.positions == "rotary",
-        _GATE: w.gated,
-        _QK_NORM: config.qk_norm != "none",
-        _ROUTING: w.moe is not None,
-        _SHARED: bool(w.shared),
-        _LATENT: config.latent is not None,
-    }
-    return [one for one, has in there.items() if has]
+    there = (
+        (_PLAIN, True),
+        (_ROTARY, config.positions == "rotary"),
+        (_GATE, w.gated),
+        (_QK_NORM, config.qk_norm != "none"),
+        (_ROUTING, w.moe is not None),
+        (_SHARED, bool(w.shared)),
+        (_LATENT, config.latent is not None),
+    )
+    return Work(*map(sum, zip(*(part for part, has in there if has), strict=True)))
+
+
+def _eager_launches(work: Work, policy: str) -> tuple[float, float]:
+    """Return the launches of an eager forward and backward under an activation policy."""
+    if policy not in ("full", "selective"):
+        return work.forward, work.backward
+    there, back = (once + each * work.saved for once, each in zip(_CHECKPOINT, _SAVED_TENSOR, strict=True))
+    if policy == "selective":
+        there += _SELECTED_OPERATOR[0] * work.operators
+        back += _SELECTED_OPERATOR[1] * work.operators
+    return work.forward + there, work.backward + work.forward + back
