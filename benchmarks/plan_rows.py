@@ -43,7 +43,7 @@ _OLD = Traits(
     stage_buffers=False,
 )
 # FlashAttention-2 on Hopper, beside kernels that use its asynchronous matrix units (arXiv 2407.08608, figures 5 and 6).
-_FLASH_2 = 0.75
+_FLASH_2 = 0.63
 # What runs of collectives split beside matrix products hides of them.
 _ASYNC_TP = 0.6
 _TORCHTITAN = Traits(
