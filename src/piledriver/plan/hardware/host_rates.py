@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -37,14 +38,7 @@ def _eager_seconds(device: torch.device, layers: int, repeats: int) -> float:
     model = Transformer(config, seed=0).to(device)
     model.compute_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     tokens = torch.zeros(1, 16, dtype=torch.int64, device=device)
-    taken = []
-    for _ in range(repeats):
-        wait(device)
-        begun = time.perf_counter()
-        model(tokens, targets=tokens).total.backward()
-        wait(device)
-        taken.append(time.perf_counter() - begun)
-    return min(taken)
+    return _fastest(lambda: model(tokens, targets=tokens).total.backward(), device, repeats)
 
 
 def offloaded_step_rate(device: torch.device, *, steps: int = 4) -> float:
@@ -62,17 +56,26 @@ def offloaded_step_rate(device: torch.device, *, steps: int = 4) -> float:
     optimizer = build_optimizer(model, OptimizerConfig(kind="adamw", lr=1e-5))
     apply_optimizer(optimizer, mesh, ParameterMap())
     tokens = torch.zeros(1, 16, dtype=torch.int64, device=device)
-    taken = []
-    for _ in range(steps):
-        wait(device)
-        begun = time.perf_counter()
+
+    def step() -> None:
         model(tokens, targets=tokens).total.backward()
         clip_grad_norm(model.parameters(), 1.0, 2.0, mesh)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    return sum(parameter.numel() for parameter in model.parameters()) / _fastest(step, device, steps)
+
+
+def _fastest(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the fewest seconds that a call took, the device's work included."""
+    taken = []
+    for _ in range(repeats):
+        wait(device)
+        begun = time.perf_counter()
+        run()
         wait(device)
         taken.append(time.perf_counter() - begun)
-    return sum(parameter.numel() for parameter in model.parameters()) / min(taken)
+    return min(taken)
 
 
 def wait(device: torch.device) -> None:
