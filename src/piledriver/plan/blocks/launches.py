@@ -32,7 +32,7 @@ _ROUTING, _SHARED, _LATENT = Work(100, 80, 56, 16), Work(33, 38, 16, 7), Work(39
 # Launches of a block of other software with fused operators; of a compiled one, with routing, with latent attention.
 _FUSED_EAGER, _COMPILED, _COMPILED_ROUTING, _COMPILED_LATENT = (45, 83), (36, 64), (24, 36), (5, 10)
 # Checkpointing runs Python around a block and for each tensor that it saves, in its forward and in its recomputation.
-_CHECKPOINT, _SAVED_TENSOR = (32, 64), (1.2, 1.9)
+_CHECKPOINT, _SAVED_TENSOR = (31, 65), (1.13, 1.76)
 # Selective checkpointing also runs Python for each operator.
 _SELECTED_OPERATOR = (2.4, 1.4)
 
