@@ -12,7 +12,7 @@ from typing import NamedTuple
 from piledriver.plan.blocks.widths import Widths
 
 
-class Work(NamedTuple):
+class HostWork(NamedTuple):
     """What a part of an eager block costs the host."""
 
     forward: float
@@ -26,9 +26,9 @@ class Work(NamedTuple):
 
 # A block with learned positions and a plain MLP; what rotary positions, gates, norms of queries and keys, routing, a
 # shared expert and latent attention add.
-_PLAIN = Work(74, 112, 40, 22)
-_ROTARY, _GATE, _QK_NORM = Work(52, 33, 28, 8), Work(16, 16, 4, 2), Work(16, 20, 6, 8)
-_ROUTING, _SHARED, _LATENT = Work(100, 80, 56, 16), Work(33, 38, 16, 7), Work(39, 33, 24, 14)
+_PLAIN = HostWork(74, 112, 40, 22)
+_ROTARY, _GATE, _QK_NORM = HostWork(52, 33, 28, 8), HostWork(16, 16, 4, 2), HostWork(16, 20, 6, 8)
+_ROUTING, _SHARED, _LATENT = HostWork(100, 80, 56, 16), HostWork(33, 38, 16, 7), HostWork(39, 33, 24, 14)
 # Launches of a block of other software with fused operators; of a compiled one, with routing, with latent attention.
 _FUSED_EAGER, _COMPILED, _COMPILED_ROUTING, _COMPILED_LATENT = (45, 83), (36, 64), (24, 36), (5, 10)
 # Checkpointing runs Python around a block and for each tensor that it saves, in its forward and in its recomputation.
@@ -51,7 +51,7 @@ def block_launches(w: Widths) -> tuple[float, float]:
     return forward, backward + (forward if policy == "full" else 0.0)
 
 
-def block_work(w: Widths) -> Work:
+def block_work(w: Widths) -> HostWork:
     """Return the host's work for an eager block of this package that keeps all activations."""
     config = w.config
     there = (
@@ -63,10 +63,10 @@ def block_work(w: Widths) -> Work:
         (_SHARED, bool(w.shared)),
         (_LATENT, config.latent is not None),
     )
-    return Work(*map(sum, zip(*(part for part, has in there if has), strict=True)))
+    return HostWork(*map(sum, zip(*(part for part, has in there if has), strict=True)))
 
 
-def _eager_launches(work: Work, policy: str) -> tuple[float, float]:
+def _eager_launches(work: HostWork, policy: str) -> tuple[float, float]:
     """Return the launches of an eager forward and backward under an activation policy."""
     if policy not in ("full", "selective"):
         return work.forward, work.backward
