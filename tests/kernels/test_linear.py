@@ -10,10 +10,12 @@ import torch.nn.functional as F
 
 from piledriver.core.errors import UsageError
 from piledriver.kernels.decode.cpu import CpuDecode
+from piledriver.kernels.decode.native import NativeDecode
 from piledriver.kernels.decode.reference import ReferenceDecode
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.few_rows import few_rows_linear
 from piledriver.kernels.linear.fused import Fused
+from piledriver.kernels.linear.native import NativeLinear
 from piledriver.kernels.linear.onednn import OneDnnLinear, forget_packed
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.tuned import tuned_kernel
@@ -174,16 +176,17 @@ def test_few_rows_on_a_cpu_are_the_same_product(rows: int) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rows", [1, 2, 8, 40])
-def test_products_of_onednn_are_the_formula_and_see_changes_of_the_weight(rows: int) -> None:
-    if not OneDnnLinear.runs_on(torch.device("cpu")):
-        pytest.skip("torch without oneDNN")
+@pytest.mark.parametrize("kernel", [OneDnnLinear, NativeLinear])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 40])
+def test_products_on_a_cpu_are_the_formula_and_see_changes_of_the_weight(rows: int, kernel: type[OneDnnLinear]) -> None:
+    if not kernel.runs_on(torch.device("cpu")):
+        pytest.skip("torch without oneDNN, or no C compiler")
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, 48), torch.nn.Parameter(torch.randn(64, 48)), torch.randn(64)
     residual, norm = torch.randn(rows, 64), torch.randn(48)
-    plain, packed = ReferenceLinear(), OneDnnLinear()
+    plain, packed = ReferenceLinear(), kernel()
     for _ in range(2):
-        for fused in (Fused(bias=bias, residual=residual), Fused(norm, 1e-5, gate_block=16)):
+        for fused in (Fused(bias=bias, residual=residual), Fused(norm, 1e-5, bias, 16)):
             expected = plain(x, weight, fused)
             torch.testing.assert_close(packed(x, weight, fused), expected, rtol=1e-4, atol=1e-4)
         weight.mul_(-2.0)
@@ -193,13 +196,28 @@ def test_products_of_onednn_are_the_formula_and_see_changes_of_the_weight(rows: 
 
 
 @torch.no_grad()
-def test_decode_operators_on_a_cpu_are_the_reference() -> None:
+@pytest.mark.skipif(not NativeLinear.runs_on(torch.device("cpu")), reason="needs a C compiler")
+def test_native_products_of_any_size_are_the_formula_with_bits_of_the_row_alone() -> None:
+    torch.manual_seed(0)
+    for columns, outputs, gate in ((33, 7, 0), (100, 50, 0), (64, 140, 35)):
+        x, weight, fused = torch.randn(8, columns), torch.randn(outputs, columns), Fused(gate_block=gate)
+        found = NativeLinear()(x, weight, fused)
+        torch.testing.assert_close(found, ReferenceLinear()(x, weight, fused), rtol=1e-4, atol=1e-4)
+        for rows in (1, 3, 7):
+            assert torch.equal(NativeLinear()(x[:rows], weight, fused), found[:rows])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", [CpuDecode, NativeDecode])
+def test_decode_operators_on_a_cpu_are_the_reference(kernel: type[CpuDecode]) -> None:
+    if not kernel.runs_on(torch.device("cpu")):
+        pytest.skip("no C compiler")
     torch.manual_seed(0)
     for dim, rotary in ((16, 16), (16, 8)):
         projected, table = torch.randn(3, 2 * 5 * dim), torch.randn(50, rotary)
         pages = [torch.zeros(4, 2, 8, dim) for _ in range(4)]
         places = torch.tensor([3, 10, 49]), torch.tensor([0, 17, 31])
-        found = CpuDecode().rotate_and_store(projected, table, places[0], *pages[:2], places[1], group=3)
+        found = kernel().rotate_and_store(projected, table, places[0], *pages[:2], places[1], group=3)
         expected = ReferenceDecode().rotate_and_store(projected, table, places[0], *pages[2:], places[1], group=3)
         torch.testing.assert_close((found, *pages[:2]), (expected, *pages[2:]))
 

@@ -10,8 +10,17 @@ from torch import Tensor
 
 from piledriver.kernels.attention import ScoreOptions, alibi_slopes
 from piledriver.kernels.attention.reference import reference_attention
-from piledriver.kernels.paged_attention import PagedBatch, allocate_pages, page_bytes, paged_attention, write_pages
+from piledriver.kernels.decode.reference import ReferenceDecode
+from piledriver.kernels.paged_attention import (
+    PagedBatch,
+    Rotation,
+    allocate_pages,
+    page_bytes,
+    paged_attention,
+    write_pages,
+)
 from piledriver.kernels.paged_attention.cpu import CpuPagedAttention
+from piledriver.kernels.paged_attention.native import NativePagedAttention
 from piledriver.kernels.paged_attention.pages import page_scales
 from piledriver.kernels.paged_attention.reference import ReferencePagedAttention
 from tests.kernels.interpreter import interpret
@@ -132,6 +141,25 @@ def test_decode_rows_on_a_cpu_are_the_reference_in_every_layer(window: int | Non
         found = attention(q, keys, values, batch, scores)
         expected = ReferencePagedAttention()(q, keys, values, batch, scores)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not NativePagedAttention.runs_on(torch.device("cpu")), reason="needs a C compiler")
+def test_the_native_kernel_rotates_stores_and_attends_as_the_reference() -> None:
+    torch.manual_seed(0)
+    for dim, rotary, window in ((64, 64, None), (16, 8, 40), (48, 0, 1), (128, 128, 16)):
+        _, keys, values, batch = batch_of(((1, 5), (1, 130), (1, 64), (1, 1)), 6, 2, dim)
+        rotation, scores = Rotation(3, torch.randn(192, rotary) if rotary else None), ScoreOptions(0.3, window)
+        places = batch.contexts.long() - 1
+        slots = batch.tables[torch.arange(4), places // 16].long() * 16 + places % 16
+        batch = batch._replace(slots=slots)
+        projected, pages = torch.randn(4, 2 * 5 * dim), (keys.clone(), values.clone())
+        q = ReferenceDecode().rotate_and_store(projected, rotation.table, places, *pages, slots, group=3)
+        expected = ReferencePagedAttention()(q, *pages, batch, scores)
+        attention = NativePagedAttention()
+        assert attention.rotates(keys, batch, scores, rotation)
+        found = attention(projected, keys, values, batch, scores, rotation=rotation)
+        torch.testing.assert_close((found, keys, values), (expected, *pages), rtol=1e-4, atol=1e-5)
 
 
 def _with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:

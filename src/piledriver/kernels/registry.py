@@ -65,6 +65,7 @@ _BUILT_IN = {
     },
     "paged_attention": {
         "triton": "piledriver.kernels.paged_attention.triton:TritonPagedAttention",
+        "native": "piledriver.kernels.paged_attention.native:NativePagedAttention",
         "cpu": "piledriver.kernels.paged_attention.cpu:CpuPagedAttention",
         "reference": "piledriver.kernels.paged_attention.reference:ReferencePagedAttention",
     },
@@ -74,11 +75,13 @@ _BUILT_IN = {
     },
     "linear": {
         "triton": "piledriver.kernels.linear.triton:TritonLinear",
+        "native": "piledriver.kernels.linear.native:NativeLinear",
         "onednn": "piledriver.kernels.linear.onednn:OneDnnLinear",
         "reference": "piledriver.kernels.linear.reference:ReferenceLinear",
     },
     "decode": {
         "triton": "piledriver.kernels.decode.triton:TritonDecode",
+        "native": "piledriver.kernels.decode.native:NativeDecode",
         "cpu": "piledriver.kernels.decode.cpu:CpuDecode",
         "reference": "piledriver.kernels.decode.reference:ReferenceDecode",
     },

@@ -33,7 +33,7 @@ class EngineConfig:
     cuda_graphs: bool = True
     """Replay decode steps and short prefills of one request as CUDA graphs, captured when a size is used again."""
     fused: bool = True
-    """Use the fused forward pass where it supports the model; on aarch64 CPUs it keeps a packed copy of the weights."""
+    """Use the fused forward pass where it supports the model; on a CPU it keeps a packed copy of the weights."""
     speculate: Literal["none", "ngram", "draft"] = "none"
     """Guess tokens ahead: by n-grams of the sequence itself, or by a draft model. The output is the same."""
     speculate_tokens: int = 4

@@ -73,9 +73,7 @@ def rotate_and_attend(
     does so and each sequence has one new token.
     """
     kernel: Any = fastest_kernel("paged_attention", projected.device)
-    # The sum of a norm has an order of its own in each kernel.
-    alike = rotation.q_norm is None or not batch.invariant
-    if kernel.rotates and batch.max_new == 1 and alike:
+    if kernel.rotates(keys, batch, scores, rotation):
         out: Tensor = kernel(projected, keys, values, batch, scores, rotation=rotation)
         return out
     queries = rotate_and_store(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piledriver.core.huge_pages import use_huge_pages
+
 _ALIGNED = 16
 """Bytes at multiples of which the scales and the next page begin: rows are loaded in vectors of this size."""
 
@@ -18,9 +20,16 @@ def allocate_pages(
 ) -> Tensor:
     """Return zeros of [blocks, heads, size, width]."""
     if dtype != torch.int8:
-        return torch.zeros(blocks, heads, size, width, dtype=dtype, device=device)
-    raw = torch.zeros(blocks, heads, page_bytes(size, width, dtype), dtype=dtype, device=device)
+        return _zeros(blocks, heads, size, width, dtype=dtype, device=device)
+    raw = _zeros(blocks, heads, page_bytes(size, width, dtype), dtype=dtype, device=device)
     return raw.as_strided((blocks, heads, size, width), (*raw.stride()[:2], width, 1))
+
+
+def _zeros(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    memory = torch.empty(shape, dtype=dtype, device=device)
+    if memory.is_cpu:
+        use_huge_pages(memory.data_ptr(), memory.nbytes, written=False)
+    return memory.zero_()
 
 
 def page_bytes(size: int, width: int, dtype: torch.dtype) -> int:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.kernels.attention import ScoreOptions
-from piledriver.kernels.paged_attention.batch import PagedBatch, as_bytes
+from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation, as_bytes
 from piledriver.kernels.paged_attention.pages import page_scales
 from piledriver.kernels.registry import Kernel
 
@@ -21,8 +21,9 @@ _TILE_ROWS, _TILE_KEYS = 16, 64
 class ReferencePagedAttention(Kernel):
     """The formula, in fp32."""
 
-    rotates = False
-    """Whether it takes a `Rotation`."""
+    def rotates(self, keys: Tensor, batch: PagedBatch, scores: ScoreOptions, rotation: Rotation) -> bool:
+        """Return whether, called with this rotation, it applies it and stores new keys and values before it attends."""
+        return False
 
     def __call__(
         self,

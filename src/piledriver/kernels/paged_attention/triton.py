@@ -259,11 +259,13 @@ if triton is not None:
 class TritonPagedAttention(TritonKernel):
     """One kernel; its tile shape follows from the number of new tokens."""
 
-    rotates = True
-
     def __init__(self) -> None:
         self._workspaces: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._kept: list[Tensor] = []
+
+    def rotates(self, keys: Tensor, batch: PagedBatch, scores: ScoreOptions, rotation: Rotation) -> bool:
+        """Return whether each sequence has one new token; the sum of a norm has an order of its own in each kernel."""
+        return batch.max_new == 1 and (rotation.q_norm is None or not batch.invariant)
 
     def __call__(
         self,

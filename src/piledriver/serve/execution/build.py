@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from piledriver.core.huge_pages import use_huge_pages
 from piledriver.models import Transformer
+from piledriver.runtime.dtensor import is_dtensor
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.errors import ServeError
 from piledriver.serve.execution.forward import Forward, ModuleForward, TiledForward
@@ -29,6 +31,7 @@ def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]
     dtype = model.compute_dtype or weight.dtype
     dtype = _CACHE_DTYPES.get(config.kv_dtype, dtype)
     ranks = tensor_parallel_ranks(model)
+    _use_huge_pages(model)
     blocks = cache_blocks(model, config, context, dtype, weight.device, ranks[1])
     cache = PagedCache(
         model.config, blocks, config.block_size, length=context, device=weight.device, dtype=dtype, ranks=ranks
@@ -78,6 +81,13 @@ def cache_blocks(
         shorter = f"set max_context to at most {longest}" if longest else "free memory on the device"
         raise ServeError(f"{needed}; {have}", fix=f"{shorter}, or raise cache_tokens or memory_fraction")
     return blocks
+
+
+def _use_huge_pages(model: Transformer) -> None:
+    """Move weights on a CPU to huge pages: each step reads all of them."""
+    for weight in model.parameters():
+        if weight.device.type == "cpu" and not is_dtensor(weight):
+            use_huge_pages(weight.data_ptr(), weight.nbytes)
 
 
 def _gib(count: int) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.decode import rotate_and_attend
+from piledriver.kernels.decode.native_blocks import DecodeBlock, fits_native_decode, fits_native_step, native_decode
 from piledriver.kernels.linear import QuantisedWeight, linear
 from piledriver.kernels.paged_attention import PagedBatch, Rotation
 from piledriver.kernels.registry import HAS_TRITON
@@ -46,6 +47,8 @@ class FusedForward:
 
     def __init__(self, model: Transformer, cache: PagedCache, *, invariant: bool) -> None:
         self.model, self.cache, self.invariant = model, cache, invariant
+        self._native_blocks = _native_blocks(model, cache)
+        """What the C kernel of decode steps reads; empty where it does not cover the model."""
 
     @staticmethod
     def supports(model: Transformer) -> bool:
@@ -79,6 +82,9 @@ class FusedForward:
         assert model.rotary is not None
         x = F.embedding(tokens, cast(Tensor, model.embedding.weight))
         table = model.rotary.table
+        if self._native_blocks and fits_native_step(batch):
+            group, scale = config.heads // config.kv_heads, config.attention_scale
+            return native_decode(x, self._native_blocks, batch, table, group=group, scale=scale, eps=eps)
         for layer, module in enumerate(model.blocks.values()):
             block: Any = module
             attention, mlp = block.attention, block.mlp
@@ -143,6 +149,35 @@ def _is_plain(block: Block, layers: tuple[type, ...]) -> bool:
     return all(type(norm) is RMSNorm and norm.weight is not None for norm in norms) and all(
         type(layer) in layers for layer in linears
     )
+
+
+def _native_blocks(model: Transformer, cache: PagedCache) -> list[DecodeBlock]:
+    """Return weights and pages for `native_decode`, or nothing if it does not cover the model."""
+    config = model.config
+    if config.attention_softcap is not None or config.qk_norm != "none" or not cache.keys[0].is_cpu:
+        return []
+    modules: list[Any] = list(model.blocks.values())
+    blocks = [
+        DecodeBlock(
+            block.attention_norm.weight,
+            attention.qkv.weight,
+            attention.qkv.bias,
+            attention.out.weight,
+            attention.out.bias,
+            block.mlp_norm.weight,
+            mlp.gate_up.weight,
+            mlp.gate_up.bias,
+            mlp.down.weight,
+            mlp.down.bias,
+            keys,
+            values,
+            attention.window,
+            mlp.block,
+        )
+        for block, keys, values in zip(modules, cache.keys, cache.values, strict=True)
+        for attention, mlp in ((block.attention, block.mlp),)
+    ]
+    return blocks if fits_native_decode(blocks, config.heads // config.kv_heads) else []
 
 
 def _weight(layer: Any) -> Tensor | QuantisedWeight:

@@ -1,0 +1,90 @@
+"""All blocks of a Llama-like model for one new token of a few sequences on a CPU in fp32, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from piledriver.kernels.native.library import native_library
+from piledriver.kernels.native.steps import LANES, MOST_QUERY, MOST_ROWS, AttentionStep, Block, DecodeStep
+from piledriver.kernels.paged_attention.batch import PagedBatch
+
+
+class DecodeBlock(NamedTuple):
+    """Weights and pages of one block; rows of `qkv` and `gate_up` as in `rotate_and_store` and `linear`."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+    keys: Tensor
+    values: Tensor
+    window: int | None
+    gate_block: int
+
+
+def fits_native_decode(blocks: Sequence[DecodeBlock], group: int) -> bool:
+    """Return whether C kernels can be compiled, and cover these blocks."""
+    tensors = [tensor for block in blocks for tensor in block[:12] if isinstance(tensor, Tensor)]
+    plain = all(x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() for x in tensors)
+    dim = blocks[0].keys.shape[-1]
+    return plain and dim % LANES == 0 and group * dim <= MOST_QUERY and native_library() is not None
+
+
+def fits_native_step(batch: PagedBatch) -> bool:
+    """Return whether a step is one new token of each of a few sequences."""
+    few = batch.max_new == 1 and len(batch.slots) == len(batch.spans) <= MOST_ROWS
+    return few and not batch.invariant and not torch.is_grad_enabled()
+
+
+def native_decode(
+    x: Tensor,
+    blocks: Sequence[DecodeBlock],
+    batch: PagedBatch,
+    table: Tensor,
+    *,
+    group: int,
+    scale: float,
+    eps: float,
+) -> Tensor:
+    """Return [rows, dim] after all blocks, in place of x; new keys and values are stored in the pages.
+
+    Each row is one new token of a sequence of `batch`. `table` ([positions, rotary_dim]) holds cosines, then sines.
+    """
+    library = native_library()
+    assert library is not None, "ask `fits_native_decode` first"
+    rows, dim = x.shape
+    _, kv_heads, size, head_dim = blocks[0].keys.shape
+    threads, mlp_dim = torch.get_num_threads(), blocks[0].down.shape[1]
+    longest = max(context for _, context in batch.spans)
+    widths = kv_heads * (group + 2) * head_dim, kv_heads * group * head_dim, mlp_dim
+    projected, mixed, gated = (x.new_empty(rows, width) for width in widths)
+    arranged = x.new_empty(rows, max(dim, *widths) + LANES)
+    scores = x.new_empty(threads, group, longest)
+    tables, table = batch.tables.contiguous(), table.contiguous()
+    attention = AttentionStep(
+        *(projected.data_ptr(), table.data_ptr(), None, None, scores.data_ptr(), mixed.data_ptr()),
+        *(batch.slots.data_ptr(), tables.data_ptr(), batch.contexts.data_ptr()),
+        *(rows, kv_heads, group, head_dim, table.shape[1], size, tables.shape[1], 0, longest, scale, threads),
+    )
+    step = DecodeStep(
+        (Block * len(blocks))(*map(_addresses, blocks)),
+        *(tensor.data_ptr() for tensor in (x, projected, mixed, gated, arranged)),
+        *(len(blocks), dim, mlp_dim, eps, attention),
+    )
+    library.piledriver_decode(step)
+    return x
+
+
+def _addresses(block: DecodeBlock) -> Block:
+    pointers = (None if tensor is None else tensor.data_ptr() for tensor in block[:12])
+    return Block(*pointers, block.window or 0, block.gate_block)

@@ -1,0 +1,61 @@
+"""The structures of step.h and decode.c."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, ClassVar
+
+MOST_ROWS = 8
+"""Rows whose products are bound by reading the weight; beyond, oneDNN's tiles are faster."""
+LANES = 16
+"""Numbers of the widest vector: heads are multiples of it, and rows are padded to it."""
+MOST_QUERY = 4096
+"""Most numbers of the queries of one key-value head."""
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class LinearStep(ctypes.Structure):
+    """`linear_step`."""
+
+    _fields_: ClassVar[Any] = [
+        *_fields(ctypes.c_void_p, "x weight norm bias residual arranged out"),
+        *_fields(ctypes.c_int64, "rows columns outputs gate_block"),
+        ("eps", ctypes.c_float),
+        ("threads", ctypes.c_int),
+    ]
+
+
+class AttentionStep(ctypes.Structure):
+    """`attention_step`."""
+
+    _fields_: ClassVar[Any] = [
+        *_fields(ctypes.c_void_p, "projected angles keys values scores out slots tables contexts"),
+        *_fields(ctypes.c_int64, "rows kv_heads group dim rotary size table_width window scores_width"),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int),
+    ]
+
+
+class Block(ctypes.Structure):
+    """`block`."""
+
+    _fields_: ClassVar[Any] = [
+        *_fields(ctypes.c_void_p, "attention_norm qkv qkv_bias out out_bias"),
+        *_fields(ctypes.c_void_p, "mlp_norm gate_up gate_up_bias down down_bias keys values"),
+        *_fields(ctypes.c_int64, "window gate_block"),
+    ]
+
+
+class DecodeStep(ctypes.Structure):
+    """`decode_step`."""
+
+    _fields_: ClassVar[Any] = [
+        ("blocks", ctypes.POINTER(Block)),
+        *_fields(ctypes.c_void_p, "x projected mixed gated arranged"),
+        *_fields(ctypes.c_int64, "count dim mlp_dim"),
+        ("eps", ctypes.c_float),
+        ("attention", AttentionStep),
+    ]

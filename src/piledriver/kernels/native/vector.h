@@ -1,0 +1,74 @@
+/* Vectors of fp32 as wide as the registers of the machine that compiles this. */
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define REGISTERS 32
+#elif defined(__AVX__)
+#define LANES 8
+#define REGISTERS 16
+#else
+#define LANES 4
+#define REGISTERS 32
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef float unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+INLINE vec load(const float *at) { return *(const unaligned *)at; }
+
+INLINE void store(float *at, vec value) { *(unaligned *)at = value; }
+
+INLINE vec all(float value) { return value - (vec){}; }
+
+/* The sum of the lanes: halves are added until one is left. */
+#if LANES == 16
+typedef float half __attribute__((vector_size(32)));
+typedef float quarter __attribute__((vector_size(16)));
+INLINE quarter fold(vec value) {
+    half halves[2];
+    quarter quarters[2];
+    memcpy(halves, &value, sizeof value);
+    halves[0] += halves[1];
+    memcpy(quarters, halves, sizeof quarters);
+    return quarters[0] + quarters[1];
+}
+#elif LANES == 8
+typedef float quarter __attribute__((vector_size(16)));
+INLINE quarter fold(vec value) {
+    quarter quarters[2];
+    memcpy(quarters, &value, sizeof value);
+    return quarters[0] + quarters[1];
+}
+#else
+typedef vec quarter;
+INLINE quarter fold(vec value) { return value; }
+#endif
+
+INLINE float total(vec value) {
+    const quarter four = fold(value);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
+/* e^x for x from -87 to 88, and their values beyond: range reduction and Cephes' polynomial. */
+INLINE vec exponential(vec x) {
+    const vec low = all(-87.0f), high = all(88.0f), round = all(12582912.0f);
+    x = choose(x < low, low, choose(x > high, high, x));
+    const vec whole = (x * 1.44269504088896341f + round) - round;
+    const vec rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    vec series = all(1.9875691500e-4f);
+    series = series * rest + 1.3981999507e-3f;
+    series = series * rest + 8.3334519073e-3f;
+    series = series * rest + 4.1665795894e-2f;
+    series = series * rest + 1.6666665459e-1f;
+    series = series * rest + 5.0000001201e-1f;
+    series = series * (rest * rest) + rest + 1.0f;
+    return series * (vec)((__builtin_convertvector(whole, ivec) + 127) << 23);
+}
