@@ -123,7 +123,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     if args.precisions or args.disk:
         found["wishes"] = Wishes(precisions=tuple((args.precisions or "bf16").split(",")), disk=args.disk)
     if batch_tokens:
-        from piledriver.plan.entry import config_of
+        from piledriver.plan.model_config import config_of
 
         length = found.get("length") or config_of(found["model"])[0].max_positions
         if batch_tokens < length:
@@ -209,8 +209,8 @@ def _inference(args: argparse.Namespace, given: dict[str, Any]) -> None:
     from dataclasses import asdict
 
     from piledriver.observe.memory import readable
-    from piledriver.plan.entry import config_of
     from piledriver.plan.inference import plan_inference
+    from piledriver.plan.model_config import config_of
 
     length = given.get("length") or config_of(given["model"])[0].max_positions
     precision = (args.precisions or "bf16").split(",")[0]

@@ -16,9 +16,9 @@ from piledriver.models.model_size import (
     flops_per_token,
     parameter_count,
 )
-from piledriver.plan.entry import config_of
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.hardware.parse import parse_hardware
+from piledriver.plan.model_config import config_of
 
 BATCHES = (1, 32)
 """Batch sizes whose decoding speed is shown."""

@@ -18,10 +18,9 @@ from piledriver.engine.layout import Layout
 from piledriver.plan.blocks.torch_private import tree_flatten, tree_unflatten
 from piledriver.plan.blocks.trace import TracedCost, trace_module
 from piledriver.plan.errors import PlanError
-from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.hardware.cluster import HEADROOM, Cluster
 from piledriver.plan.hardware.parse import parse_hardware
 from piledriver.plan.memory.states import state_bytes_of
-from piledriver.plan.prediction import HEADROOM
 from piledriver.plan.time.links import Axis, collective_seconds
 from piledriver.plan.time.rates import Efficiency
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from typing import Any
 
-from piledriver.core.errors import MissingFileError
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
-from piledriver.models.presets import preset
 from piledriver.plan.errors import PlanError
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.hardware.parse import parse_hardware
+from piledriver.plan.model_config import config_of
 from piledriver.plan.prediction import Prediction, Workload, predict, predict_memory
 from piledriver.plan.result import Plan
 from piledriver.plan.search.candidates import Wishes, with_micro_batches
@@ -157,33 +155,6 @@ def make_workload(
     if batch < 1 or length < 1:
         raise PlanError(f"a batch of {batch} sequences of {length} tokens is empty", fix="give 1 or more of both")
     return Workload(config=config, length=length, batch=batch, optimizer=optimizer)
-
-
-def config_of(model: Any) -> tuple[ModelConfig, str]:
-    """Return the config and the name of a model: a config, a preset, a folder with a config.json, a `Transformer`."""
-    if isinstance(model, ModelConfig):
-        return model, "model"
-    if isinstance(model, str | os.PathLike):
-        if os.path.isdir(model):
-            from piledriver.models.interchange import read_folder_config
-
-            return read_folder_config(model)[0], os.path.basename(os.path.abspath(model))
-        if os.path.sep in os.fspath(model):
-            raise MissingFileError(
-                os.fspath(model), fix="name a folder with a config.json, or a preset (piledriver presets)"
-            )
-        return preset(os.fspath(model)), os.fspath(model)
-    found = getattr(model, "config", None)
-    if isinstance(found, ModelConfig):
-        return found, type(model).__name__
-    if found is not None and hasattr(found, "to_dict"):
-        from piledriver.models.interchange.config_json import read_config
-
-        return read_config(found.to_dict()), type(model).__name__
-    raise PlanError(
-        f"cannot read the shape of a {type(model).__name__}",
-        fix="give a ModelConfig, a preset or a model folder; trace_module counts any nn.Module with an example input",
-    )
 
 
 def _every_rank(one: Prediction) -> Prediction:

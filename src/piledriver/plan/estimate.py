@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from piledriver.plan.blocks.parameters import parts_of
-from piledriver.plan.entry import config_of
 from piledriver.plan.errors import PlanError
+from piledriver.plan.model_config import config_of
 
 DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
 """Bytes of one weight."""

@@ -10,11 +10,10 @@ from piledriver.engine.tensor_parallel.transformer import check_tp_divisible
 from piledriver.models.config import ModelConfig
 from piledriver.models.model_size import active_parameter_count, cache_bytes_per_token, flops_per_token, parameter_count
 from piledriver.plan.blocks.operators import Exchange
-from piledriver.plan.entry import config_of
 from piledriver.plan.errors import PlanError
-from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.hardware.cluster import HEADROOM, Cluster
 from piledriver.plan.hardware.parse import parse_hardware
-from piledriver.plan.prediction import HEADROOM
+from piledriver.plan.model_config import config_of
 from piledriver.plan.time.links import Axis, collective_seconds
 from piledriver.plan.time.rates import Efficiency
 

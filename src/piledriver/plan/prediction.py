@@ -11,14 +11,11 @@ from piledriver.models.model_size import flops_per_token
 from piledriver.plan.blocks.operators import Exchange
 from piledriver.plan.blocks.parameters import Stage
 from piledriver.plan.collectives import step_collectives
-from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.hardware.cluster import HEADROOM, Cluster
 from piledriver.plan.memory.phases import Timeline
 from piledriver.plan.memory.timeline import step_timelines
 from piledriver.plan.time.rates import Efficiency, best_measured
 from piledriver.plan.time.step import StepTime, step_time
-
-# Memory that a plan leaves free: what the allocator may need beyond the prediction.
-HEADROOM = 0.04
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,11 @@ from typing import Any
 
 from piledriver.core.errors import PiledriverError
 from piledriver.engine.layout import Layout
-from piledriver.plan.entry import config_of, plan
+from piledriver.plan.entry import plan
 from piledriver.plan.errors import PlanError
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.learn import learned_efficiency
+from piledriver.plan.model_config import config_of
 from piledriver.plan.prediction import Prediction, Workload, predict
 from piledriver.plan.search.candidates import Wishes
 from piledriver.plan.search.choose import reason_too_large

@@ -88,8 +88,9 @@ def test_loading_does_not_import_the_compiler(tmp_path: Path) -> None:
     save_folder(Transformer(preset("tiny", layers=1, vocab_size=64)), tmp_path, dtype=torch.bfloat16)
     script = """
 import sys, torch
-from piledriver.models.interchange import load_folder
 before = set(sys.modules)
+import piledriver.serve.placement
+from piledriver.models.interchange import load_folder
 load_folder(sys.argv[1], dtype=torch.float32)
 assert not {"sympy", "torch._dynamo", "torch._inductor"} & (set(sys.modules) - before)
 """

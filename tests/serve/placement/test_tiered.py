@@ -132,6 +132,7 @@ _LIMITED = """
 import json, resource, sys, threading
 threading.stack_size(1 << 20)
 import torch
+import torch._dynamo  # planning imports it; code is not part of the limit
 from piledriver.serve import Engine, SamplingParams
 from piledriver.serve.placement.tiered_model import open_tiered
 folder, model_bytes = sys.argv[1], int(sys.argv[2])

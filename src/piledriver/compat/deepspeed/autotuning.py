@@ -18,8 +18,8 @@ from piledriver.core.errors import ConfigError, UnknownNameError
 from piledriver.engine.layout import Zero
 from piledriver.engine.tiers import OffloadPreset
 from piledriver.plan import Plan, Wishes, parse_hardware, plan
-from piledriver.plan.entry import config_of
 from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.model_config import config_of
 
 SETTINGS = frozenset(
     {

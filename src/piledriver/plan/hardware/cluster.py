@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+HEADROOM = 0.04
+"""Of memory, left free by a plan: what the allocator may need beyond the prediction."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Link:

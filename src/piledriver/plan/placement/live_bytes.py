@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from piledriver.plan.placement.torch_private import TorchDispatchMode
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

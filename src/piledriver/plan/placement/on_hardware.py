@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from piledriver.plan.errors import PlanError
-from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.hardware.cluster import HEADROOM, Cluster
 from piledriver.plan.hardware.parse import parse_hardware
 from piledriver.plan.placement.by_time import DeviceMap, LinkRates, Place, place_by_time
 from piledriver.plan.placement.room import Room, inference_room
-from piledriver.plan.prediction import HEADROOM
 
 # The context of a device.
 _CONTEXT_BYTES = 0.6 * 2**30

@@ -20,10 +20,10 @@ from piledriver.core.errors import PiledriverError
 from piledriver.engine.blocks import block_kind, blocks_of
 from piledriver.models import Transformer
 from piledriver.models.model_size import cache_bytes_per_token
-from piledriver.plan.blocks.torch_private import FakeTensorMode
-from piledriver.plan.entry import config_of
 from piledriver.plan.errors import PlanError
+from piledriver.plan.model_config import config_of
 from piledriver.plan.placement.live_bytes import LiveBytes
+from piledriver.plan.placement.torch_private import FakeTensorMode
 
 WORKSPACE_BYTES = 256 << 20
 """Of kernel libraries and of memory that the allocator cannot use, on a GPU."""

@@ -10,9 +10,9 @@ from itertools import accumulate, pairwise
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.parameters import Stage, stages_of_layout
-from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.hardware.cluster import HEADROOM, Cluster
 from piledriver.plan.memory.timeline import rank_timeline
-from piledriver.plan.prediction import HEADROOM, Workload, compiles
+from piledriver.plan.prediction import Workload, compiles
 from piledriver.plan.time.rates import Efficiency
 from piledriver.plan.time.stage import stage_seconds
 
