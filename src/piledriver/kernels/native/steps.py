@@ -39,7 +39,7 @@ class AttentionStep(ctypes.Structure):
     ]
 
 
-class Block(ctypes.Structure):
+class BlockAddresses(ctypes.Structure):
     """`block`."""
 
     _fields_: ClassVar[Any] = [
@@ -53,7 +53,7 @@ class DecodeStep(ctypes.Structure):
     """`decode_step`."""
 
     _fields_: ClassVar[Any] = [
-        ("blocks", ctypes.POINTER(Block)),
+        ("blocks", ctypes.POINTER(BlockAddresses)),
         *_fields(ctypes.c_void_p, "x projected mixed gated arranged"),
         *_fields(ctypes.c_int64, "count dim mlp_dim"),
         ("eps", ctypes.c_float),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piledriver.core.huge_pages import use_huge_pages
+from piledriver.kernels.native.huge_pages import use_huge_pages
 
 _ALIGNED = 16
 """Bytes at multiples of which the scales and the next page begin: rows are loaded in vectors of this size."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from piledriver.core.huge_pages import use_huge_pages
+from piledriver.kernels.native.huge_pages import use_huge_pages
 from piledriver.models import Transformer
 from piledriver.runtime.dtensor import is_dtensor
 from piledriver.serve.config import EngineConfig

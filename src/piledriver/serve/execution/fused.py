@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.decode import rotate_and_attend
-from piledriver.kernels.decode.native_blocks import DecodeBlock, fits_native_decode, fits_native_step, native_decode
+from piledriver.kernels.decode.blocks import DecodeBlock, fits_native_decode, fits_native_step, native_decode
 from piledriver.kernels.linear import QuantisedWeight, linear
 from piledriver.kernels.paged_attention import PagedBatch, Rotation
 from piledriver.kernels.registry import HAS_TRITON

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.native.library import native_library
-from piledriver.kernels.native.steps import LANES, MOST_QUERY, MOST_ROWS, AttentionStep, Block, DecodeStep
+from piledriver.kernels.native.steps import LANES, MOST_QUERY, MOST_ROWS, AttentionStep, BlockAddresses, DecodeStep
 from piledriver.kernels.paged_attention.batch import PagedBatch
 
 
@@ -77,7 +77,7 @@ def native_decode(
         *(rows, kv_heads, group, head_dim, table.shape[1], size, tables.shape[1], 0, longest, scale, threads),
     )
     step = DecodeStep(
-        (Block * len(blocks))(*map(_addresses, blocks)),
+        (BlockAddresses * len(blocks))(*map(_addresses, blocks)),
         *(tensor.data_ptr() for tensor in (x, projected, mixed, gated, arranged)),
         *(len(blocks), dim, mlp_dim, eps, attention),
     )
@@ -85,6 +85,6 @@ def native_decode(
     return x
 
 
-def _addresses(block: DecodeBlock) -> Block:
+def _addresses(block: DecodeBlock) -> BlockAddresses:
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in block[:12])
-    return Block(*pointers, block.window or 0, block.gate_block)
+    return BlockAddresses(*pointers, block.window or 0, block.gate_block)
