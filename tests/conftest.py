@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -24,3 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _one_thread_each() -> None:
     # Worker processes inherit it: many small processes on few cores must not fight for threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> None:
+    # Every collection would look through all that was imported so far: millions of objects that never go.
+    gc.collect()
+    gc.freeze()
