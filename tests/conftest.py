@@ -15,6 +15,9 @@ settings.register_profile(
 )
 settings.load_profile("piledriver")
 
+# JAX is here to be compared with: its programs run once, so they are compiled quickly rather than well.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first: a broken rule shows in seconds, not after the crashes and the processes."""
