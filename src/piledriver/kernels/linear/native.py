@@ -22,7 +22,7 @@ class NativeLinear(OneDnnLinear):
     def __init__(self) -> None:
         library = native_library()
         assert library is not None, "ask `runs_on` first"
-        self._function = library.piledriver_linear
+        self._function, self._gate = library.piledriver_linear, library.piledriver_gate
 
     @classmethod
     def runs_on(cls, device: torch.device) -> bool:
@@ -55,6 +55,12 @@ class NativeLinear(OneDnnLinear):
             *(rows, columns, outputs, gate_block, eps, torch.get_num_threads()),
         )
         self._function(step)
+        return out
+
+    def gate(self, x: Tensor, block: int) -> Tensor:
+        rows, units = x.shape[0], x.shape[1] // 2
+        out = x.new_empty(rows, units)
+        self._gate(x.data_ptr(), out.data_ptr(), rows, units, block, torch.get_num_threads())
         return out
 
 

@@ -51,10 +51,13 @@ class OneDnnLinear(ReferenceLinear):
             out = F.linear(x, weight, bias)
         else:
             out = torch.ops.mkldnn._linear_pointwise(x, packed_weight(weight), bias, "none", [], "")
-        if gate_block:
-            gates, ups = out.unflatten(-1, (-1, 2, gate_block)).unbind(-2)  # type: ignore[no-untyped-call]
-            out = F.silu(gates).mul_(ups).flatten(-2)
+        out = self.gate(out, gate_block) if gate_block else out
         return out if residual is None else out.add_(residual)
+
+    def gate(self, x: Tensor, block: int) -> Tensor:
+        """Return silu(gate) * up of columns that alternate in blocks."""
+        gates, ups = x.unflatten(-1, (-1, 2, block)).unbind(-2)  # type: ignore[no-untyped-call]
+        return F.silu(gates).mul_(ups).flatten(-2)
 
 
 def packed_weight(weight: Tensor) -> Tensor:

@@ -48,6 +48,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         setattr(library, f"piledriver_{name}", function)
     library.piledriver_rotate_and_store.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 6 + [ctypes.c_int]
     library.piledriver_rotate_and_store.restype = None
+    library.piledriver_gate.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int]
+    library.piledriver_gate.restype = None
     return library
 
 

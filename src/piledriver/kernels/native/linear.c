@@ -110,11 +110,26 @@ static void arrange(const float *x, int64_t columns, const float *norm, float ep
     }
 }
 
-static void gate(float *gates, const float *ups, int64_t count) {
+/* silu(gate) * up. */
+static void gate(const float *gates, const float *ups, int64_t count, float *out) {
     for (int64_t at = 0; at < count; at += LANES) {
-        const vec x = load(gates + at);
-        store(gates + at, x / (1.0f + exponential(-x)) * load(ups + at));
+        if (at + LANES <= count) {
+            const vec x = load(gates + at);
+            store(out + at, x / (1.0f + exponential(-x)) * load(ups + at));
+        } else
+            for (; at < count; at++)
+                out[at] = gates[at] / (1.0f + expf(-gates[at])) * ups[at];
     }
+}
+
+/* silu(gate) * up of [rows, 2 * units], whose columns alternate in blocks. */
+void piledriver_gate(const float *x, float *out, int64_t rows, int64_t units, int64_t block, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t unit = 0; unit < units; unit += block) {
+            const float *gates = x + 2 * (row * units + unit);
+            gate(gates, gates + block, block, out + row * units + unit);
+        }
 }
 
 void linear_in_team(const linear_step *s) {
@@ -151,7 +166,7 @@ void linear_in_team(const linear_step *s) {
                         up[at] += s->bias[first + block + at];
                 }
                 if (gate_block)
-                    gate(sum, up, count);
+                    gate(sum, up, count, sum);
                 float *to = s->out + row * units + unit;
                 const float *from = s->residual ? s->residual + row * units + unit : 0;
                 for (int64_t at = 0; at < count; at++)

@@ -31,8 +31,8 @@ class Forward(Protocol):
     captured: ClassVar[bool]
     """Whether a CUDA graph can hold it: all its inputs are tensors on the device."""
 
-    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
-        """Return [tokens, dim] for flattened tokens at these positions of their sequences."""
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch, rows: Tensor | None = None) -> Tensor:
+        """Return [tokens, dim] for flattened tokens at these positions of their sequences, or of `rows` of them."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [rows, vocab]."""
@@ -46,10 +46,11 @@ class ModuleForward:
     def __init__(self, model: Transformer, cache: PagedCache) -> None:
         self.model, self.cache = model, cache
 
-    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch, rows: Tensor | None = None) -> Tensor:
         """See `Forward`."""
         self.cache.batch = batch
-        return self.model.run(tokens[None], cache=self.cache, positions=positions[None])[0][0]
+        found = self.model.run(tokens[None], cache=self.cache, positions=positions[None])[0][0]
+        return found if rows is None else found[rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Forward`."""
@@ -64,7 +65,7 @@ class TiledForward:
     def __init__(self, model: Transformer, cache: PagedCache) -> None:
         self.model, self.cache = model, cache
 
-    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch, rows: Tensor | None = None) -> Tensor:
         """See `Forward`."""
         count, missing = len(tokens), -len(tokens) % TILE
         scratch = self.cache.scratch_block * self.cache.block_size
@@ -78,7 +79,7 @@ class TiledForward:
                 # Memory of its own: kernels may choose by alignment.
                 here, places = tokens[tile].clone()[None], positions[tile].clone()[None]
                 parts.append(self.model.run(here, cache=self.cache, positions=places)[0][0])
-        return torch.cat(parts)[:count]
+        return torch.cat(parts)[:count] if rows is None else torch.cat(parts)[rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Forward`."""

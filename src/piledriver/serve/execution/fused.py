@@ -74,7 +74,7 @@ class FusedForward:
             isinstance(head, Tensor) or (on_gpu and head is not None)
         )
 
-    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch, rows: Tensor | None = None) -> Tensor:
         """See `Forward`."""
         model, config, cache = self.model, self.model.config, self.cache
         eps, invariant = config.norm_eps, self.invariant
@@ -84,7 +84,8 @@ class FusedForward:
         table = model.rotary.table
         if self._native_blocks and fits_native_step(batch):
             group, scale = config.heads // config.kv_heads, config.attention_scale
-            return native_decode(x, self._native_blocks, batch, table, group=group, scale=scale, eps=eps)
+            x = native_decode(x, self._native_blocks, batch, table, group=group, scale=scale, eps=eps)
+            return x if rows is None else x[rows]
         for layer, module in enumerate(model.blocks.values()):
             block: Any = module
             attention, mlp = block.attention, block.mlp
@@ -107,12 +108,15 @@ class FusedForward:
                 ),
                 ScoreOptions(config.attention_scale, attention.window, config.attention_softcap),
             )
+            if rows is not None and x.is_cpu and len(rows) and layer == len(model.blocks) - 1:
+                # Other tokens need no more than their keys and values.
+                mixed, x, rows = mixed[rows], x[rows], None
             out, down = attention.out, mlp.down
             x = linear(mixed.flatten(1), _weight(out), bias=out.bias, residual=x, invariant=invariant)
             normed["norm"] = block.mlp_norm.weight
             gated = linear(x, _weight(gate_up), bias=gate_up.bias, gate_block=mlp.block, **normed)
             x = linear(gated, _weight(down), bias=down.bias, residual=x, invariant=invariant)
-        return x
+        return x if rows is None else x[rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Forward`; the final norm is here, for the rows that need it."""

@@ -145,7 +145,7 @@ class Runner:
 
     def _prepare_prefill(self, decoding: int, prompt: int) -> None:
         inputs = self._padding_inputs(decoding, prompt)
-        logits = self.forward.logits(self._hidden(inputs)[self._send(inputs.rows)])
+        logits = self.forward.logits(self._hidden(inputs))
         sample(logits, inputs.samples, [AnswerSampler(SamplingParams(), 0)] * len(inputs.samples))
 
     def _padding_inputs(self, decoding: int, prompt: int) -> StepInputs:
@@ -196,9 +196,11 @@ class Runner:
             uniform = min(answers[0].uniform(inputs.samples[0].place), ALMOST_ONE)
             result = self._prefill_graphs.run(inputs, answers[0].params.temperature, uniform)
             return Forwarded(step, inputs.samples, slots, answers, result.logits, result.drawn)
-        hidden = self._hidden(inputs)
-        prompts = self._prompt_logprobs(step, inputs, hidden)
-        logits = self.forward.logits(hidden[self._send(inputs.rows)]) if inputs.samples else None
+        scored = [chunk for chunk in step.chunks if _answer(chunk.sequence).params.prompt_logprobs is not None]
+        hidden = self._hidden(inputs, every=bool(scored))
+        prompts = self._prompt_logprobs(step, inputs, hidden) if scored else {}
+        sampled = hidden[self._send(inputs.rows)] if scored else hidden
+        logits = self.forward.logits(sampled) if inputs.samples else None
         return Forwarded(step, inputs.samples, slots, answers, logits, None, prompts)
 
     @torch.inference_mode()
@@ -242,7 +244,8 @@ class Runner:
         """Free the table row of a sequence that ended or was preempted."""
         self.tables.release(sequence)
 
-    def _hidden(self, inputs: StepInputs) -> Tensor:
+    def _hidden(self, inputs: StepInputs, *, every: bool = False) -> Tensor:
+        """Return the hidden states of the rows that are sampled from, or of every token."""
         tokens, positions = self._send(inputs.tokens).long(), self._send(inputs.positions).long()
         if (inputs.from_slot >= 0).any():
             source = self._send(inputs.from_slot).long()
@@ -263,7 +266,8 @@ class Runner:
             inputs.spans,
             self.invariant,
         )
-        return self.forward.hidden(tokens, positions, batch)
+        every = every or len(inputs.rows) == len(inputs.tokens)
+        return self.forward.hidden(tokens, positions, batch, None if every else self._send(inputs.rows))
 
     def _prompt_logprobs(self, step: Step, inputs: StepInputs, hidden: Tensor) -> dict[int, list[TokenLogprob]]:
         found: dict[int, list[TokenLogprob]] = {}

@@ -37,14 +37,15 @@ class TensorParallelForward:
         self._failure: BaseException | None = None
         threading.Thread(target=self._stay_in_touch, name="piledriver-ranks", daemon=True).start()
 
-    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch, rows: Tensor | None = None) -> Tensor:
         """See `Forward`."""
         fields = (tokens, positions, batch.slots, batch.starts, batch.contexts, batch.tables.flatten())
         numbers = torch.cat([field.long() for field in fields])
         sizes = [len(tokens), len(batch.contexts), batch.tables.shape[1], batch.max_new, batch.max_context]
         with self._together(_HIDDEN, *sizes, int(batch.invariant)):
             dist.broadcast(numbers, src=0)
-            return self.inner.hidden(tokens, positions, batch)
+            found = self.inner.hidden(tokens, positions, batch)
+        return found if rows is None else found[rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Forward`."""
