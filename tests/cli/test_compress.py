@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,24 @@ def test_wrong_configs_are_one_line(folder: Path, capsys: pytest.CaptureFixture[
         ([model, f"out={folder / 'model'}"], "another folder"),
         ([model, f"out={folder / 'q'}"], "needs calibration"),
         ([model, f"out={folder / 'q'}", "method=rtn", "scheme=w2"], "no scheme"),
+        ([model, f"out={folder / 'model' / 'config.json'}", "method=rtn"], "is a file"),
     ):
         assert main(["compress", "quantise", *arguments]) != 0
         assert said in capsys.readouterr().err
+    assert main(["compress", "prune", model, f"out={folder / 'q'}", "pattern=2of4", "sparsity=0.9"]) != 0
+    assert "sparsity and pattern are both given" in capsys.readouterr().err
+    assert not (folder / "q").exists()
+
+
+def test_a_family_that_cannot_hold_quantised_layers_is_named_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = ModelConfig(vocab_size=61, dim=32, layers=1, heads=2, mlp_dim=64, max_positions=32)
+    shape = replace(shape, positions="learned", norm="layer", norm_bias=True, mlp="plain", activation="gelu_tanh")
+    model = Transformer(replace(shape, qkv_bias=True, out_bias=True, mlp_bias=True))
+    save_folder(model, tmp_path / "gpt2", model_type="gpt2")
+    out = tmp_path / "q"
+    words = [f"model={tmp_path / 'gpt2'}", f"out={out}"]
+    assert main(["compress", "quantise", *words, "method=rtn", "scheme=w8a16"]) != 0
+    assert "gpt2 stores transformer.h.0.attn.c_attn.weight transposed" in capsys.readouterr().err
+    assert not out.exists()

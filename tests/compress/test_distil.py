@@ -316,6 +316,11 @@ def test_settings_that_cannot_be_are_refused(place: Path, tmp_path: Path, settin
         config(place, tmp_path, **settings)
 
 
+def test_more_likely_tokens_than_the_vocabulary_has_are_refused(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"top_k is 100000, the teacher has \d+ ids"):
+        distil(config(place, tmp_path / "run", top_k=100_000))
+
+
 # One process each, then two: teacher sharded, student in zero 2; and the same bits of GPTQ on every rank.
 PARALLEL = """
 import hashlib, sys

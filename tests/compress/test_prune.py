@@ -112,9 +112,15 @@ def test_weights_of_a_layer_can_be_compared_together(model: Transformer) -> None
         ({"method": "wanda"}, "needs calibration"),
         ({"method": "best"}, "no method"),
         ({"method": "magnitude", "skip": ["*"]}, "leaves no layer"),
+        ({"method": "magnitude", "skip": ["blocks.9.*"]}, "matches no layer"),
     ],
     ids=str,
 )
 def test_what_cannot_be_done_is_named(model: Transformer, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         compress.prune(model, **arguments)
+
+
+def test_a_quantised_model_is_refused_by_that_reason(model: Transformer) -> None:
+    with pytest.raises(UsageError, match="the model is quantised"):
+        compress.prune(compress.quantise(model, "w8a16"), method="magnitude")

@@ -245,6 +245,7 @@ def test_layers_are_skipped_by_name_and_by_sensitivity(model: Transformer) -> No
         ({"scheme": "w8a16", "method": "gptq"}, "needs calibration"),
         ({"scheme": "w8a16", "method": "smoothquant", "data": TOKENS}, "smoothquant"),
         ({"scheme": "w8a16", "skip": ["blocks.9.*"]}, "matches no layer"),
+        ({"scheme": "w8a16", "skip": ["*"]}, "leaves no layer"),
         ({"scheme": "w8a16", "method": "best"}, "no method"),
         ({"scheme": "w8a16", "method": "gptq", "data": TOKENS[0]}, "samples, time"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import torch
 
 from piledriver import compress
 from piledriver.cli.main import main
+from piledriver.compress.folders import QuantiseConfig, quantise_folder
 from piledriver.compress.forecast import narrower_shape
 from piledriver.compress.measure import paired_change
 from piledriver.core.errors import UsageError
+from piledriver.data import StreamConfig, TokenizerTraining, train_tokenizer
+from piledriver.data.tokens.token_set import TokenizerMismatchError
 from piledriver.evaluate import DocumentScore
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import copy_model_files, load_folder, save_folder
@@ -113,6 +117,36 @@ def test_shares_of_parameters_are_kept_to() -> None:
         shape = narrower_shape(ModelConfig(vocab_size=32, dim=256, layers=2, heads=8, mlp_dim=1024), share)
         assert shape.mlp_dim is not None
         assert shape.mlp_dim < 1024
+
+
+def test_each_model_is_measured_with_its_own_tokenizer_and_listed(place: Path, tmp_path: Path) -> None:
+    corpus = place / "clean.jsonl.zst"
+    other = train_tokenizer(corpus, TokenizerTraining(vocab_size=300))
+    for name in ("a/small", "b/small"):
+        (tmp_path / name).mkdir(parents=True)
+        save_folder(load_folder(place / "dense"), tmp_path / name)
+    (tmp_path / "a" / "small" / "tokenizer.json").write_bytes(other.content)
+    folders = [str(place / "dense"), str(tmp_path / "a" / "small"), str(tmp_path / "b" / "small")]
+    report = compress.report(folders, str(corpus), documents=2, device="cpu", speed=False)
+    dense, own, without = (row["bits_per_byte"]["all"]["bits_per_byte"] for row in report["models"])
+    assert dense == without != own
+    alone = compress.report(folders[:1], str(corpus), documents=2, device="cpu", speed=False, tokenizer=other)
+    assert alone["models"][0]["bits_per_byte"]["all"]["bits_per_byte"] == own
+
+
+def test_calibration_text_of_another_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
+    other = train_tokenizer(place / "clean.jsonl.zst", TokenizerTraining(vocab_size=300))
+    save_folder(load_folder(place / "dense"), tmp_path / "model")
+    data = StreamConfig(tokens=str(place / "tokens"), seq_len=16)
+    config = QuantiseConfig(
+        model=str(tmp_path / "model"), out=str(tmp_path / "q"), scheme="w8a16", data=data, samples=10**9
+    )
+    assert quantise_folder(config)["calibration"]["samples"] < 10**5  # no more windows than there are
+    with pytest.raises(UsageError, match="an epoch has"):
+        quantise_folder(replace(config, start=10**30))
+    (tmp_path / "model" / "tokenizer.json").write_bytes(other.content)
+    with pytest.raises(TokenizerMismatchError, match="another tokenizer"):
+        quantise_folder(config)
 
 
 def test_the_interval_of_a_paired_change_holds() -> None:

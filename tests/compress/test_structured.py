@@ -172,6 +172,7 @@ def test_the_result_saves_and_loads(tmp_path: Path) -> None:
     [
         (SmallerShape(), {}, "no size"),
         (SmallerShape(mlp_dim=200), {}, "the model has 96"),
+        (SmallerShape(experts=2), {}, "the model has none"),
         (SmallerShape(kv_heads=2), {"positions": "alibi"}, "ALiBi"),
         (SmallerShape(kv_heads=2), {"qk_norm": "full"}, "qk_norm full"),
         (SmallerShape(dim=32), {"mup_base_dim": 32}, "muP"),

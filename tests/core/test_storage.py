@@ -115,7 +115,7 @@ def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
 
 def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for act in (storage.make_folder, lambda path: storage.write_text(path / "below", "")):
+    for act in (storage.make_folder, storage.require_writable, lambda path: storage.write_text(path / "below", "")):
         with pytest.raises(StorageError, match=r"cannot write .*file.*Fix: a part of the path is a file"):
             act(tmp_path / "file")
 

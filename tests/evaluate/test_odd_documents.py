@@ -84,6 +84,14 @@ def test_families_that_are_not_ours_run_through_transformers_and_missing_weights
         open_scorer(tmp_path / "codegen")
 
 
+def test_a_model_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.BertForMaskedLM(transformers.BertConfig(**shape, intermediate_size=16)).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"\(bert\) sees the tokens that it would have to predict"):
+        open_scorer(tmp_path)
+
+
 def test_figures_are_printed_before_a_chart_can_fail(
     model: Transformer, tokenizer_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

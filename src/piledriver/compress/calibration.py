@@ -33,7 +33,10 @@ class Calibration(NamedTuple):
 
     @classmethod
     def of(cls, data: Tensor | TokenStream | Calibration, *, samples: int, cursor: Cursor | None = None) -> Calibration:
-        """Return `samples` windows of a stream from a cursor on (default: its start), or of a tensor of tokens."""
+        """Return `samples` windows of a stream from a cursor on (default: its start), or of a tensor of tokens.
+
+        A stream is read for at most as many windows as its shards hold.
+        """
         if isinstance(data, Calibration):
             return data
         if isinstance(data, Tensor):
@@ -45,6 +48,7 @@ class Calibration(NamedTuple):
         if data.config.packing == "document":
             raise UsageError("calibration text is padded with packing=document", fix="use packed, joined or best_fit")
         start = cursor or data.start
+        samples = min(samples, sum(data.windows.counts.values()))
         batch = data.read(data.index_of(start), samples)
         ids = torch.from_numpy(batch.document_ids()) if data.config.masks_documents else None
         origin = {

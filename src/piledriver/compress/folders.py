@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,12 +13,22 @@ from piledriver.compress.comparison import compare_models
 from piledriver.compress.distil import start_from_codes
 from piledriver.compress.prune import CompareWithin, PruneMethod, prune
 from piledriver.compress.quantise import Method, quantise
+from piledriver.compress.scheme import Scheme
 from piledriver.compress.structured import SmallerShape
 from piledriver.compress.structured.prune_shape import LayerScore
+from piledriver.core import storage
 from piledriver.core.errors import ConfigError
 from piledriver.data import StreamConfig, open_stream
+from piledriver.data.tokenizer.open import NoTokenizerError, open_tokenizer
+from piledriver.data.tokens.token_set import TokenizerMismatchError
 from piledriver.models import Transformer
-from piledriver.models.interchange import copy_model_files, save_folder
+from piledriver.models.interchange import (
+    copy_model_files,
+    layers_kept_dense,
+    read_folder_config,
+    save_folder,
+    write_config,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +93,8 @@ class QuantiseConfig(CompressConfig):
 class PruneConfig(CompressConfig):
     """Config of `piledriver compress prune`."""
 
-    sparsity: float = 0.5
-    """Share of the weights to remove."""
+    sparsity: float | None = None
+    """Share of the weights to remove; default: 0.5."""
     pattern: Literal["2of4", "4of8"] | None = None
     """Keep 2 of every 4 or 4 of every 8 consecutive weights, in place of a share."""
     method: PruneMethod = "wanda"
@@ -95,6 +107,12 @@ class PruneConfig(CompressConfig):
     """How layers are chosen with a shape: by block influence, or by the loss without them."""
     correct: bool = True
     """With a shape: refit the output projections of attention and MLP to the inputs that stay."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [name for name in ("sparsity", "pattern", "shape") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} are both given", fix="leave out all but one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +128,7 @@ class ReportConfig:
     documents: int = 100
     """Documents to score, spread evenly over the corpus."""
     tokenizer: str | None = None
-    """Tokenizer; default: that of the first model."""
+    """Tokenizer; default: each model's own, or that of the first model that has one."""
     speed: bool = True
     """Measure decoded tokens per second at batch 1 and 32."""
     device: str | None = None
@@ -132,11 +150,14 @@ def report_folders(config: ReportConfig) -> dict[str, Any]:
 
 def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
     """Quantise a model folder, write the result, and return the record of what was done."""
+    storage.require_writable(config.out)
     if config.method != "rtn" or config.keep_sensitive:
         _require_data(config, f"method {config.method}" if config.method != "rtn" else "keep_sensitive")
     if config.for_training and (config.method not in ("gptq", "rtn") or config.head):
         raise ConfigError("for_training is for method gptq or rtn without head", fix="leave it out, or change method")
     model, device = open_for_blocks(config.model, config.device)
+    if not config.for_training:
+        _check_family(model, config)
     small = quantise(
         model,
         config.scheme,
@@ -162,12 +183,30 @@ def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
     return _save(small, config)
 
 
+def _check_family(model: Transformer, config: QuantiseConfig) -> None:
+    """Raise `ConfigError` for a layer that no quantised folder of the model's family can hold, before it is rounded."""
+    dense = layers_kept_dense(model)
+    kinds = sorted({f"*.{name.split('.', 2)[2]}" for name in dense})
+    for name, why in dense.items():
+        chosen = not any(fnmatch.fnmatch(name, pattern) for pattern in config.skip)
+        if chosen and not (name.endswith(".experts") and Scheme.named(config.scheme).dynamic):
+            raise ConfigError(
+                f"{name} cannot be written quantised: {why}", fix=f"use a model of another family, or skip={kinds}"
+            )
+
+
 def prune_folder(config: PruneConfig) -> dict[str, Any]:
     """Prune a model folder, write the result, and return the record of what was done."""
+    storage.require_writable(config.out)
     if config.shape is not None or config.method != "magnitude":
         _require_data(config, "a shape" if config.shape is not None else f"method {config.method}")
-    amount: float | str = config.sparsity if config.pattern is None else config.pattern.replace("of", ":")
+    share = 0.5 if config.sparsity is None else config.sparsity
+    amount: float | str = share if config.pattern is None else config.pattern.replace("of", ":")
     model, device = open_for_blocks(config.model, config.device)
+    if config.shape is not None:
+        config.shape.check(model.config)
+        layers = range(config.shape.layers or model.config.layers)
+        write_config(config.shape.config_of(model.config, kept_layers=layers))  # a shape that no family has is refused
     small = prune(
         model,
         config.shape or amount,
@@ -198,7 +237,17 @@ def _require_data(config: CompressConfig, what: str) -> None:
 def _calibration(config: CompressConfig) -> Calibration | None:
     if config.data is None:
         return None
-    stream = open_stream(config.data)
+    stream = open_stream(config.data, vocab_size=read_folder_config(config.model)[0].vocab_size)
+    with suppress(NoTokenizerError):
+        if not open_tokenizer(config.model).same_ids(stream.tokens.tokenizer()):
+            raise TokenizerMismatchError(
+                f"{config.data.tokens} was made with another tokenizer than that of {config.model}",
+                fix=f"tokenise the calibration text with piledriver tokenize --tokenizer {config.model}",
+            )
+    if config.start >= stream.epoch_windows:
+        raise ConfigError(
+            f"start is {config.start}, and an epoch has {stream.epoch_windows} windows", fix="give a smaller start"
+        )
     return Calibration.of(stream, samples=config.samples, cursor=stream.advance(stream.start, config.start))
 
 

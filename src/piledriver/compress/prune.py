@@ -21,6 +21,7 @@ from piledriver.data import Cursor, TokenStream
 from piledriver.models import Transformer
 from piledriver.models.feed_forward.moe import MoE
 from piledriver.models.layers import Linear
+from piledriver.models.quantised import QuantisedLinear
 
 PruneMethod = Literal["magnitude", "wanda", "sparsegpt"]
 PRUNE_METHODS: tuple[PruneMethod, ...] = ("magnitude", "wanda", "sparsegpt")
@@ -85,6 +86,8 @@ def prune(
             batch_tokens=batch_tokens,
             show_progress=show_progress,
         )
+    if any(isinstance(module, QuantisedLinear) for module in model.modules()):
+        raise UsageError("the model is quantised", fix="prune the dense model first, then quantise")
     pattern, share = _parse(sparsity)
     if method not in PRUNE_METHODS:
         raise UsageError(f"no method {method!r}", fix=f"choose from {', '.join(PRUNE_METHODS)}")
@@ -94,6 +97,10 @@ def prune(
         raise UsageError(
             f"compare='layer' with {method} and sparsity {sparsity}", fix="use magnitude or wanda and a share"
         )
+    names = [f"blocks.{name}" for name, module in model.blocks.named_modules() if isinstance(module, Linear)]
+    for one in skip:
+        if not fnmatch.filter(names, one):
+            raise UsageError(f"skip pattern {one!r} matches no layer", fix=f"names are such as {names[0]}")
     calibration = None if data is None else Calibration.of(data, samples=samples, cursor=cursor)
     model = model if in_place else copy.deepcopy(model)
     place = torch.device(device) if device is not None else model.output_weight().device

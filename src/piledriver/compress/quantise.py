@@ -100,6 +100,8 @@ def quantise(
         errors = sensitivity(model, scheme, calibration, device=place, batch_tokens=batch_tokens)
         worst = sorted((name for name in errors if name not in skipped), key=lambda name: (-errors[name], name))
         skipped |= {name: f"sensitive: relative error {errors[name]:.3g}" for name in worst[:keep_sensitive]}
+    if head is None and not set(_names(model)) - set(skipped):
+        raise UsageError(f"skip {list(skip)} leaves no layer to quantise", fix="skip fewer layers")
     work = _Quantiser(
         scheme,
         method,
@@ -260,8 +262,7 @@ def _check(
 def _skipped(model: Transformer, scheme: Scheme, patterns: Iterable[str]) -> dict[str, str]:
     """Return the layers that a pattern names, with the reason; other layers must fit the scheme."""
     skipped: dict[str, str] = {}
-    names = [f"blocks.{name}.{key}" for name, block in model.blocks.items() for key, _ in _linears(block)]
-    names += [f"blocks.{name}.mlp.experts" for name, block in model.blocks.items() if isinstance(block.mlp, MoE)]
+    names = _names(model)
     for pattern in patterns:
         found = fnmatch.filter(names, pattern)
         if not found:
@@ -280,6 +281,12 @@ def _skipped(model: Transformer, scheme: Scheme, patterns: Iterable[str]) -> dic
                     fix=f"use a smaller group, or skip=['*.{key}']",
                 )
     return skipped
+
+
+def _names(model: Transformer) -> list[str]:
+    """Return the names of all layers that a scheme may round, and of those that stay dense in every model."""
+    names = [f"blocks.{name}.{key}" for name, block in model.blocks.items() for key, _ in _linears(block)]
+    return names + [f"blocks.{name}.mlp.experts" for name, block in model.blocks.items() if isinstance(block.mlp, MoE)]
 
 
 def _check_experts(experts: Experts, full: str, scheme: Scheme, skipped: dict[str, str]) -> None:

@@ -161,6 +161,19 @@ def make_folder(folder: Location) -> None:
         os.makedirs(folder, exist_ok=True)
 
 
+def require_writable(folder: Location) -> None:
+    """Raise `StorageError` if a local folder, which may not exist yet, cannot be written; call it before long work."""
+    place = os.path.abspath(os.fspath(folder))
+    if is_remote(folder):
+        return
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    code = 0 if os.access(place, os.W_OK | os.X_OK) else errno.EACCES
+    code = code if os.path.isdir(place) else errno.ENOTDIR
+    if code:
+        raise explained(OSError(code, os.strerror(code)), folder, "write")
+
+
 def remove_file(location: Location) -> None:
     """Remove a file, if it exists."""
     with _named(location, "remove"):

@@ -84,17 +84,30 @@ def _transformers_model(folder: storage.Location) -> Any:
         model, told = AutoModelForCausalLM.from_pretrained(
             os.fspath(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError, AttributeError, TypeError, SafetensorError) as error:
         said = str(error).strip().partition("\n")[0]  # their messages are long
-        raise StorageError(
-            f"transformers cannot open {os.fspath(folder)}: {said}", fix="give the folder of a causal language model"
-        ) from error
+        fix = "give the folder of a causal language model"
+        fix = "install that package, or save the checkpoint in bf16" if isinstance(error, ImportError) else fix
+        raise StorageError(f"transformers cannot open {os.fspath(folder)}: {said}", fix=fix) from error
     if told["missing_keys"]:
         # transformers would draw them at random, and the figures would be those of another model.
         raise CorruptFileError(
             f"{os.fspath(folder)} has no tensor {sorted(told['missing_keys'])[0]}", fix="save the checkpoint again"
         )
+    if not _is_causal(model):
+        raise UsageError(
+            f"{os.fspath(folder)} ({model.config.model_type}) sees the tokens that it would have to predict",
+            fix="give the folder of a causal language model",
+        )
     return model
+
+
+@torch.no_grad()
+def _is_causal(model: Any) -> bool:
+    """Return whether logits do not depend on later tokens: transformers opens encoders as causal models too."""
+    logits = model.eval()(input_ids=torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]])).logits[:, :3]
+    rounding = 16 * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+    return float((logits[0] - logits[1]).abs().max()) <= rounding
 
 
 def open_model_tokenizer(folder: storage.Location, tokenizer: storage.Location | None) -> Tokenizer:

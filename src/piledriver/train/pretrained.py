@@ -13,7 +13,7 @@ from torch import nn
 
 from piledriver.core import storage
 from piledriver.core.errors import ConfigError, UsageError
-from piledriver.data.tokenizer.open import open_tokenizer
+from piledriver.data.tokenizer.open import NoTokenizerError, open_tokenizer
 from piledriver.data.tokens.token_set import open_tokens
 from piledriver.models import Transformer
 from piledriver.models.interchange import copy_model_files, load_weights, read_folder_config, read_generation
@@ -38,7 +38,7 @@ def tokenizer_of(config: TrainConfig) -> str | None:
         return config.data.tokenizer
     try:
         open_tokenizer(folder)
-    except UsageError as error:
+    except NoTokenizerError as error:
         raise ConfigError(
             f"the model folder {folder} holds no tokenizer",
             fix="set data.tokenizer to the one that it was trained with",
@@ -60,7 +60,7 @@ def copy_tokenizer_files(config: TrainConfig, tokens: storage.Location, out: sto
     if folder is None:
         return False
     try:
-        same = open_tokenizer(folder).content == open_tokens(tokens).tokenizer().content
+        same = open_tokenizer(folder).same_ids(open_tokens(tokens).tokenizer())
     except UsageError:
         return False
     if same:

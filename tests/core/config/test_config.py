@@ -77,6 +77,8 @@ def test_defaults_then_file_then_command_line(tmp_path: Path) -> None:
         ("model: x\n", ["steps"], ["'steps' is not an override", "key=value"]),
         ("model: x\n", ["steps.deep=3"], ["command line", "'steps'", "a whole number"]),
         ("a: &a [*a]\n", [], ["run.yaml"]),
+        ("model: 7\n", [], ["run.yaml:1", 'text, in quotes: "..."']),
+        ("model: x\n", ["model=7"], ["command line", """'model="..."'"""]),
     ],
 )
 def test_wrong_input_names_the_file_the_key_and_the_fix(
@@ -87,6 +89,12 @@ def test_wrong_input_names_the_file_the_key_and_the_fix(
     message = str(caught.value)
     assert all(words in message for words in said), message
     assert "\n" not in message
+
+
+def test_dates_and_numbers_with_colons_are_text(tmp_path: Path) -> None:
+    for value in ("2026-11-17", "2:4", "12:30:01"):
+        assert load_config(Run, written(tmp_path, f"model: {value}\n")).model == value
+        assert load_config(Run, None, [f"model={value}"]).model == value
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -216,6 +216,10 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(CorruptFileError, match=r"model.safetensors is not a complete safetensors file"):
         load_folder(tmp_path)
+    index = {"weight_map": {"model.embed_tokens.weight": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CorruptFileError, match=r"model-00002-of-00002.safetensors is missing"):
+        load_folder(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CorruptFileError, match=r"config.json is damaged"):
         load_folder(tmp_path)

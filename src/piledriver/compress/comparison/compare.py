@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from piledriver.compress.comparison.page import comparison_page
 from piledriver.compress.measure import paired_change
 from piledriver.core import storage
 from piledriver.core.errors import UsageError
-from piledriver.data.tokenizer.open import open_tokenizer
+from piledriver.data.tokenizer.open import NoTokenizerError, open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate import DocumentScore, Figures, TransformerScorer, bits_per_byte, summarise
 from piledriver.evaluate.validation import read_spread
@@ -47,22 +48,27 @@ def compare_models(
     `models` are folders or models by name. Each is measured on the same documents of a corpus, spread evenly: bits per
     byte by source with 95% intervals, the change against the first model with the interval of paired differences,
     stored bytes, decoded tokens per second at batch 1 and 32, and what its records say: error of each layer, layers
-    that were skipped and why. The tokenizer is that of the first folder unless one is given.
+    that were skipped and why. Unless a tokenizer is given, each folder's own is used, or that of the first folder that
+    has one.
     """
-    named = dict(models) if isinstance(models, Mapping) else {_short(folder): folder for folder in models}
+    named = dict(models) if isinstance(models, Mapping) else _named(models)
     if not named:
         raise UsageError("there is no model to report on", fix="name at least one model folder")
+    if documents < 1:
+        raise UsageError(f"documents is {documents}", fix="give 1 or more")
+    if out is not None:
+        storage.require_writable(out)
     chosen = list(corpus) if not isinstance(corpus, str) else read_spread(corpus, documents)
     if not chosen:
         raise UsageError(f"{corpus} holds no documents", fix="give text shards of unseen text")
-    words = _tokenizer(tokenizer, named)
+    tokenizers = _tokenizers(tokenizer, named)
     place = torch.device(device) if device is not None else _default_device()
     rows: list[dict[str, Any]] = []
     first: list[DocumentScore] | None = None
     for name, given in named.items():
         model = load_folder(given) if isinstance(given, str) else given
         model = model.to(place).eval()
-        scores = bits_per_byte(TransformerScorer(model), words, chosen)
+        scores = bits_per_byte(TransformerScorer(model), tokenizers[name], chosen)
         figures = summarise(scores)
         row: dict[str, Any] = {
             "name": name,
@@ -125,13 +131,29 @@ def _folder_bytes(folder: str) -> int:
     return sum(storage.size(path) for path in storage.files_below(folder) if path.endswith(".safetensors"))
 
 
-def _tokenizer(given: Tokenizer | str | None, models: Mapping[str, Any]) -> Tokenizer:
-    if isinstance(given, Tokenizer):
-        return given
-    folder = given or next((model for model in models.values() if isinstance(model, str)), None)
-    if folder is None:
-        raise UsageError("the models have no folder to take a tokenizer from", fix="give tokenizer")
-    return open_tokenizer(folder)
+def _tokenizers(given: Tokenizer | str | None, models: Mapping[str, Any]) -> dict[str, Tokenizer]:
+    """Return the tokenizer of each model."""
+    if given is not None:
+        return dict.fromkeys(models, given if isinstance(given, Tokenizer) else open_tokenizer(given))
+    found: dict[str, Tokenizer] = {}
+    for name, folder in models.items():
+        if isinstance(folder, str):
+            with suppress(NoTokenizerError):
+                found[name] = open_tokenizer(folder)
+    if not found:
+        raise UsageError(f"no tokenizer in {', '.join(map(str, models))}", fix="give tokenizer")
+    return dict.fromkeys(models, next(iter(found.values()))) | found
+
+
+def _named(folders: Sequence[str]) -> dict[str, str]:
+    """Return folders by short names; those that would share one are named in full.
+
+    >>> _named(["a/small", "b/small", "runs/x/model"])
+    {'a/small': 'a/small', 'b/small': 'b/small', 'x/model': 'runs/x/model'}
+    """
+    distinct = list(dict.fromkeys(folders))
+    names = [_short(folder) for folder in distinct]
+    return {folder if names.count(name) > 1 else name: folder for name, folder in zip(names, distinct, strict=True)}
 
 
 def _short(folder: str) -> str:

@@ -122,6 +122,11 @@ class DistilObjective(Objective):
                 f"the teacher has {large.vocab_size} ids, the student {model.config.vocab_size}",
                 fix="use a teacher with the same tokenizer",
             )
+        if settings.top_k is not None and settings.top_k > large.vocab_size:
+            raise ConfigError(
+                f"top_k is {settings.top_k}, the teacher has {large.vocab_size} ids",
+                fix=f"give at most {large.vocab_size}, or leave it out to compare all",
+            )
         teacher = open_teacher(
             settings.teacher,
             dtype=settings.teacher_dtype,

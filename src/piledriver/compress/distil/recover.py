@@ -19,6 +19,7 @@ from piledriver.core.config import load_config, save_config, to_mapping
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.data import TokenStream
 from piledriver.models import Transformer
+from piledriver.models.feed_forward.moe import Experts
 from piledriver.models.interchange import copy_model_files, load_folder, read_folder_config, save_folder
 from piledriver.models.layers import Linear
 from piledriver.optim import OptimizerConfig, ScheduleConfig
@@ -105,12 +106,14 @@ def _write_quantised(config: DistilConfig) -> None:
         return
     dense = load_folder(folder)
     group = Scheme.named(scheme)
-    unfit = [
-        f"blocks.{name}"
-        for name, module in dense.blocks.named_modules()
-        if type(module) is Linear and not group.fits(module.in_features)
-    ]
-    small = quantise(dense, scheme, skip=[*config.distil.skip, *unfit], in_place=True)
+    kept: dict[str, str] = {}
+    for name, module in dense.blocks.named_modules():
+        if type(module) is Linear and not group.fits(module.in_features):
+            kept[f"blocks.{name}"] = f"{scheme} does not divide its {module.in_features} columns"
+        elif isinstance(module, Experts):
+            kept[f"blocks.{name}"] = "experts were not rounded in training"
+    small = quantise(dense, scheme, skip=[*config.distil.skip, *kept], in_place=True)
+    small.compression[-1]["skipped"] |= kept
     out = os.path.join(config.train.out, QUANTISED)
     storage.make_folder(out)
     copy_model_files(folder, out)

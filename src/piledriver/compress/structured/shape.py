@@ -43,6 +43,8 @@ class SmallerShape:
         wanted = {name: getattr(self, name) for name in have if getattr(self, name) is not None}
         if not wanted:
             raise UsageError("the smaller shape names no size", fix="give layers, dim, kv_heads, mlp_dim or experts")
+        if self.experts is not None and config.moe is None:
+            raise UsageError(f"experts is {self.experts}, and the model has none", fix="leave out experts")
         for name, size in wanted.items():
             if not 1 <= size <= have[name]:
                 raise UsageError(f"{name} is {size}, the model has {have[name]}", fix=f"give 1 to {have[name]}")

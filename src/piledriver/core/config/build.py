@@ -120,6 +120,9 @@ def _scalar(kind: Any, data: Any, at: _Path, tree: ConfigTree) -> Any:
         return _as_whole_number(data)
     if not isinstance(kind, type):
         raise TypeError(f"config fields cannot be annotated {kind!r}")
+    if kind is str and isinstance(data, (bool, int, float)):
+        quoted = f"'{_dotted(at)}=\"...\"'" if tree.where(at) == COMMAND_LINE else '"..."'
+        raise _mismatch(f"text, in quotes: {quoted}", data, at, tree)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise _mismatch(_KIND_NAMES.get(kind, kind.__name__), data, at, tree)
     return data

@@ -64,10 +64,22 @@ def _list_index(items: list[Any], name: str, dotted: str) -> int:
     return int(name)
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads dates, times and numbers with colons as text: 2026-11-17 names a folder, and 2:4 is not 124."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: tuple[bool, bool]) -> Any:
+        """Return the tag of a value that has none of its own."""
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if tag == "tag:yaml.org,2002:timestamp" or (number and ":" in value):
+            return self.DEFAULT_SCALAR_TAG
+        return tag
+
+
 def parse_yaml(text: str, name: str) -> ConfigTree:
     """Parse a YAML mapping. Duplicate keys, of which YAML loaders silently keep one, are an error."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark is not None else name
@@ -127,7 +139,7 @@ def parse_override(text: str) -> tuple[str, Any]:
             f"{text!r} is not an override", fix="write key=value, for example steps=100 or optimizer.lr=3e-4"
         )
     try:
-        return key, yaml.safe_load(value)
+        return key, yaml.load(value, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(
             f"{COMMAND_LINE}: {key!r}: cannot read the value {value!r}", fix="quote it if it is text"

@@ -17,6 +17,10 @@ from piledriver.data.tokenizer.formats.tokenizer_json import from_json
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 
 
+class NoTokenizerError(UsageError):
+    """A folder holds no tokenizer of a known format. Name a file of one, or a folder that has one."""
+
+
 def open_tokenizer(
     path: storage.Location,
     *,
@@ -49,4 +53,4 @@ def _open_folder(folder: str, encoder: str | None) -> Tokenizer:
     for name in sorted(files):
         if name.endswith((".tiktoken", ".model")):
             return open_tokenizer(storage.join(folder, name), encoder=encoder)
-    raise UsageError(f"no tokenizer in {folder}", fix="give a tokenizer.json, *.tiktoken or *.model file")
+    raise NoTokenizerError(f"no tokenizer in {folder}", fix="give a tokenizer.json, *.tiktoken or *.model file")

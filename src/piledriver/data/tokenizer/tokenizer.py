@@ -42,6 +42,10 @@ class Tokenizer:
         """Checksum of the file, by which token shards identify their tokenizer."""
         return hashlib.sha256(self.content).hexdigest()
 
+    def same_ids(self, other: Tokenizer) -> bool:
+        """Return whether ids mean the same text in both, though their files may be written differently."""
+        return self.content == other.content or (self.pieces is not None and self.pieces == other.pieces)
+
     def encode(self, text: str) -> Ids:
         """Return the ids of one text; special tokens in it are plain text."""
         return self.encode_batch([text])[0]

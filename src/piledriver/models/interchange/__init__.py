@@ -11,13 +11,14 @@ from piledriver.models.interchange.folder.load import (
     read_generation,
     stored_dtype,
 )
-from piledriver.models.interchange.folder.save import save_folder
+from piledriver.models.interchange.folder.save import layers_kept_dense, save_folder
 from piledriver.models.interchange.folder.weights import read_weights, stored_parts
 
 __all__ = [
     "InterchangeError",
     "allocate_folder",
     "copy_model_files",
+    "layers_kept_dense",
     "load_folder",
     "load_weights",
     "read_config",

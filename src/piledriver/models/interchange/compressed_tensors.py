@@ -53,6 +53,15 @@ def write_layer(
     return made
 
 
+def can_hold(weight: Tensor, operation: str, config: ModelConfig) -> bool:
+    """Return whether a dense weight, on any device, may be written quantised: not stacked, not transposed."""
+    codes, scales = (
+        OPERATIONS[operation].write(torch.empty(*weight.shape[:-1], columns, device="meta"), config)
+        for columns in (weight.shape[-1], 1)
+    )
+    return all(code.dim() == 2 and len(code) == len(scale) for code, scale in zip(codes, scales, strict=True))
+
+
 def merge_codes(parts: list[Codes], operation: str, config: ModelConfig) -> Codes | None:
     """Return the codes of one of our weights from those of theirs; None if their grids differ in kind or group."""
     grids = [part.grid for part in parts]

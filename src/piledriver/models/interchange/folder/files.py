@@ -33,5 +33,7 @@ def open_tensors(path: str) -> Any:
 
     try:
         return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise CorruptFileError(f"{path} is missing", fix=AGAIN) from error
     except (SafetensorError, OSError) as error:
         raise CorruptFileError(f"{path} is not a complete safetensors file: {error}", fix=AGAIN) from error

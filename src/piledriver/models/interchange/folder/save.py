@@ -16,7 +16,7 @@ from piledriver.core import storage
 from piledriver.core.safetensors import CODES, TensorEntry
 from piledriver.models.config import ModelConfig
 from piledriver.models.feed_forward.moe import Experts
-from piledriver.models.interchange.compressed_tensors import quantisation_settings, write_layer
+from piledriver.models.interchange.compressed_tensors import can_hold, quantisation_settings, write_layer
 from piledriver.models.interchange.config_json import TOKEN_IDS, read_config, write_config
 from piledriver.models.interchange.families import Family, family_of
 from piledriver.models.interchange.folder.files import GENERATION
@@ -72,6 +72,19 @@ def save_folder(
     known = {key: value for key, value in generation.items() if value is not None}
     storage.write_text(target / GENERATION, json.dumps(known, indent=2, sort_keys=True) + "\n")
     storage.write_text(target / "config.json", json.dumps(theirs, indent=2, sort_keys=True) + "\n")
+
+
+def layers_kept_dense(model: Transformer) -> dict[str, str]:
+    """Return linear layers and experts of blocks that a folder of the model's family cannot hold quantised, and why."""
+    kind = family_of(_config_to_write(model, None))
+    found = {}
+    for name, module in model.blocks.named_modules():
+        parts = {Linear: ("weight",), Experts: ("gate_up", "down")}.get(type(module), ())
+        for part in parts:
+            operation, names = tensor_rule(kind, f"blocks.{name}.{part}", model.config)
+            if not can_hold(getattr(module, part), operation, model.config):
+                found[f"blocks.{name}"] = f"{kind.name} stores {names[0]} transposed or stacked"
+    return found
 
 
 def _config_to_write(model: Transformer, model_type: str | None) -> dict[str, Any]:
