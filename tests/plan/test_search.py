@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from piledriver.core.errors import UnknownNameError
+from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.models.presets import preset
 from piledriver.plan import PlanError, Wishes, Workload, explain, parse_hardware, plan, predict
+from piledriver.plan.model_config import config_of
+from piledriver.plan.report.table import plan_text
 from piledriver.plan.result import Plan
 from piledriver.plan.search.choose import search_layouts
 
@@ -92,6 +97,45 @@ def test_a_batch_that_ranks_do_not_divide_is_refused() -> None:
         explain("gpt2", Layout(), batch=7, hardware="8xa100-80g")
 
 
+def test_a_layout_that_the_engine_would_refuse_is_refused() -> None:
+    with pytest.raises(LayoutError, match="tp 3"):
+        explain("llama-3-8b", Layout(tp=3), batch=3, hardware="3xh100-80g")
+    with pytest.raises(LayoutError, match="does not divide the 8 experts"):
+        explain("mixtral-8x7b", Layout(zero=3, ep=3), batch=3, hardware="3xh100-80g")
+
+
+def test_given_micro_batches_are_kept() -> None:
+    made = explain("gpt2", Layout(pp=2, microbatches=2, precision="bf16"), batch=16, hardware="2xh100-80g")
+    assert (made.layout.microbatches, made.sequences) == (2, 8)
+
+
+def test_a_config_file_of_a_folder_is_that_folder(tmp_path: Path) -> None:
+    given = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    assert config_of(tmp_path / "config.json") == config_of(tmp_path)
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(PlanError, match="neither a training config nor a model"):
+        config_of(tmp_path / "model.json")
+
+
+def test_a_million_devices_are_counted_by_kind(made: Plan) -> None:
+    few, many = made.best, replace(made.best, cluster=parse_hardware("1000000xh100-80g"))
+    assert many.mfu == pytest.approx(few.mfu * 8e-6)
+    assert many.dollars(1e6) == pytest.approx(few.dollars(1e6) / 8e-6)
+
+
+def test_a_batch_that_rules_layouts_out_is_said_with_the_nearest_that_do_not(made: Plan) -> None:
+    odd = replace(made.best, workload=replace(made.best.workload, batch=60))
+    assert "56 (458752 tokens) or 64 (524288 tokens) would allow all" in plan_text(replace(made, best=odd))
+    assert "would allow all" not in plan_text(made)
+
+
+def test_a_number_alone_names_no_device() -> None:
+    with pytest.raises(PlanError, match="write it as 8xh100-80g"):
+        parse_hardware("8")
+    assert parse_hardware("4090").device.name == "rtx-4090-24g"
+
+
 def test_scaling_loses_efficiency_but_not_throughput(made: Plan) -> None:
     curve = made.scaling()
     rates = [point["tokens_per_second"] for point in curve]
@@ -126,6 +170,9 @@ def test_offload_on_a_cpu_makes_no_room() -> None:
         ("--batch-tokens 100", "less than a sequence of 8192"),
         ("--explain zero=3 --micro-batch 5", "do not divide the 8 sequences"),
         ("--explain zero", "'zero' has no value"),
+        ("--explain tp=2,tp=4", "'tp' is given twice"),
+        ("--explain pp=2,microbatches=3", "microbatches=3 does not divide the 16 sequences"),
+        ("--explain zero=3,ep=2", "the model has no experts"),
         ("--longest", "--longest is about one layout"),
         ("--picture x.txt", "is no picture"),
         ("--picture /nowhere/x.png", "/nowhere does not exist"),

@@ -171,7 +171,13 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
             from piledriver.plan.errors import PlanError
 
             raise PlanError(f"--explain: {part!r} has no value", fix="write fields as zero=3,tp=2,activations=full")
-    fields = dict(map(parse_override, parts))
+    pairs = list(map(parse_override, parts))
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        from piledriver.plan.errors import PlanError
+
+        twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+        raise PlanError(f"--explain: {twice!r} is given twice", fix="give each field once")
     layout = from_mapping(Layout, {"precision": "auto", **fields}, "--explain")
     given.pop("wishes", None)
     if args.longest:

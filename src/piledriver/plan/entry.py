@@ -16,6 +16,7 @@ from piledriver.plan.prediction import Prediction, Workload, predict, predict_me
 from piledriver.plan.result import Plan
 from piledriver.plan.search.candidates import Wishes, with_micro_batches
 from piledriver.plan.search.choose import reason_too_large, search_layouts, smallest_changes
+from piledriver.plan.search.valid import check_layout_of_model
 from piledriver.plan.time.rates import Efficiency
 
 _GIB = 2**30
@@ -77,17 +78,19 @@ def explain(
     cluster = parse_hardware(hardware) if isinstance(hardware, str) else hardware
     workload = make_workload(config, batch, cluster, length=length, optimizer=optimizer)
     resolved = layout.on(cluster.count)
+    check_layout_of_model(config, resolved)
     if workload.batch % resolved.data_size:
         raise PlanError(
             f"a batch of {workload.batch} sequences is not a multiple of {resolved.data_size} data-parallel ranks",
             fix=f"use {max(1, round(workload.batch / resolved.data_size)) * resolved.data_size}",
         )
     own = workload.batch // resolved.data_size
+    if layout.pp > 1 and layout.microbatches is not None:
+        sequences = _sequences_of(layout.microbatches, own, sequences)
     if sequences is not None and own % sequences:
-        sizes = ", ".join(str(size) for size in range(1, own + 1) if own % size == 0)
         raise PlanError(
             f"micro-batches of {sequences} do not divide the {own} sequences of a data-parallel rank",
-            fix=f"use one of {sizes}, or another batch",
+            fix=f"use one of {_divisors(own)}, or another batch",
         )
     if sequences is not None:
         return predict(workload, with_micro_batches(resolved, workload, sequences), cluster, sequences=sequences)
@@ -96,6 +99,25 @@ def explain(
     if found.fitting:
         return _every_rank(found.fitting[0])
     return predict(workload, with_micro_batches(resolved, workload, 1), cluster, sequences=1)
+
+
+def _sequences_of(microbatches: int, own: int, sequences: int | None) -> int:
+    """Return the sequences of a micro-batch where a layout gives the number of micro-batches of a rank."""
+    if own % microbatches:
+        raise PlanError(
+            f"microbatches={microbatches} does not divide the {own} sequences of a data-parallel rank",
+            fix=f"use one of {_divisors(own)}, or another batch",
+        )
+    if sequences not in (None, own // microbatches):
+        raise PlanError(
+            f"{microbatches} micro-batches of {sequences} are not the {own} sequences of a data-parallel rank",
+            fix="give microbatches or the sequences of a micro-batch, not both",
+        )
+    return own // microbatches
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
 
 
 def longest_fitting_length(
@@ -109,6 +131,7 @@ def longest_fitting_length(
     config, name = config_of(model)
     cluster = parse_hardware(hardware) if isinstance(hardware, str) else hardware
     resolved = layout.on(cluster.count)
+    check_layout_of_model(config, resolved)
     step = math.lcm(128, 2 * layout.cp)
     micro = resolved.microbatches or 2 * resolved.stages if resolved.pp > 1 else 1
 

@@ -16,10 +16,16 @@ def config_of(model: Any) -> tuple[ModelConfig, str]:
     if isinstance(model, ModelConfig):
         return model, "model"
     if isinstance(model, str | os.PathLike):
-        if os.path.isdir(model):
+        folder = os.path.dirname(os.path.abspath(model)) if os.path.basename(model) == "config.json" else model
+        if os.path.isdir(folder):
             from piledriver.models.interchange import read_folder_config
 
-            return read_folder_config(model)[0], os.path.basename(os.path.abspath(model))
+            return read_folder_config(folder)[0], os.path.basename(os.path.abspath(folder))
+        if os.path.isfile(model):
+            raise PlanError(
+                f"{os.fspath(model)} is neither a training config nor a model",
+                fix="name a .yaml file, a folder with a config.json, or a preset (piledriver presets)",
+            )
         if os.path.sep in os.fspath(model):
             raise MissingFileError(
                 os.fspath(model), fix="name a folder with a config.json, or a preset (piledriver presets)"

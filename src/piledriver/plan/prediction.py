@@ -103,18 +103,21 @@ class Prediction:
         """Model FLOPs over the bf16 peak of all devices, or over the best measured rate where that is higher."""
         per_token = flops_per_token(self.workload.config, self.workload.length)
         precision = "fp32" if self.layout.precision == "fp32" or self.cluster.device.kind == "cpu" else "bf16"
-        peak = sum(max(device.peak(precision), best_measured(device, precision)) for device in self.cluster.devices())
+        peak = sum(
+            count * max(device.peak(precision), best_measured(device, precision))
+            for count, device in self.cluster.groups
+        )
         return per_token * self.tokens_per_second / peak
 
     @property
     def joules_per_token(self) -> float:
         """Energy of the devices for one token, at 85% of their board power."""
-        watts = 0.85 * sum(device.watts for device in self.cluster.devices())
+        watts = 0.85 * sum(count * device.watts for count, device in self.cluster.groups)
         return watts / self.tokens_per_second
 
     def dollars(self, tokens: float) -> float:
         """Return the price of the devices for a budget of tokens."""
-        hourly = sum(device.dollars for device in self.cluster.devices())
+        hourly = sum(count * device.dollars for count, device in self.cluster.groups)
         return hourly * tokens / self.tokens_per_second / 3600
 
     @property

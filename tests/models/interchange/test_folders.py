@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch as safetensors_torch
 import torch
 
-from piledriver.core.errors import ConfigError, CorruptFileError, StorageError
+from piledriver.core.errors import ConfigError, CorruptFileError, StorageError, UsageError
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import (
     InterchangeError,
@@ -272,6 +272,8 @@ def test_errors_of_a_config_name_its_own_keys(tmp_path: Path) -> None:
         read_config({"model_type": "llama", **SMALL, "rms_norm_eps": None})
     with pytest.raises(UnknownFamilyError, match=r"use one of apertus, .*load it with transformers"):
         read_config({"model_type": "mamba"})
+    with pytest.raises(UsageError, match="has no model_type"):
+        read_config({})
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:

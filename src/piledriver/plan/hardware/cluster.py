@@ -79,8 +79,12 @@ class Cluster:
     @property
     def name(self) -> str:
         """The cluster as one word, such as `64xh100-80g`."""
-        first = self.count - sum(count for count, _ in self.others)
-        return "+".join(f"{count}x{device.name}" for count, device in ((first, self.device), *self.others))
+        return "+".join(f"{count}x{device.name}" for count, device in self.groups)
+
+    @property
+    def groups(self) -> tuple[tuple[int, Device], ...]:
+        """Devices of one kind after another, in rank order: how many, and one of them."""
+        return (self.count - sum(count for count, _ in self.others), self.device), *self.others
 
     @property
     def slowest(self) -> Device:
@@ -94,8 +98,7 @@ class Cluster:
 
     def devices(self) -> list[Device]:
         """Return one device for each rank, in order."""
-        first = self.count - sum(count for count, _ in self.others)
-        return [device for count, device in ((first, self.device), *self.others) for _ in range(count)]
+        return [device for count, device in self.groups for _ in range(count)]
 
     def stage_ranks(self, stages: int, rank: int) -> list[Device]:
         """Return the devices of one of `stages` equal groups of consecutive ranks: those of a pipeline rank."""

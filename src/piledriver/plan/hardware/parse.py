@@ -59,7 +59,13 @@ def _parse_part(part: str, text: str) -> tuple[int, str]:
     count = int(match[1] or 1)
     if count < 1:
         raise PlanError(f"hardware {text!r} has no device", fix="give a count of 1 or more")
-    return count, known_name(match[2].lower())
+    name = match[2].lower()
+    try:
+        return count, known_name(name)
+    except UnknownNameError:
+        if not name.isdigit():
+            raise
+    raise PlanError(f"hardware {text!r} names no device", fix=f"write it as {name}xh100-80g")
 
 
 def _read_file(path: str) -> Cluster:

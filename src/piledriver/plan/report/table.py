@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from piledriver.models.model_size import parameter_count, short_count
 from piledriver.observe.memory import readable
-from piledriver.plan.prediction import Prediction
+from piledriver.plan.prediction import Prediction, Workload
 from piledriver.plan.result import Plan, layout_mapping
 from piledriver.plan.search.choose import NAMES, Loser, step_duration
 from piledriver.plan.time.step import PARTS
@@ -21,7 +21,14 @@ def plan_text(plan: Plan, *, budget_tokens: float | None = None) -> str:
         f"{plan.name} ({short_count(parameter_count(workload.config))} parameters) on {plan.cluster.name}, "
         f"{workload.batch} x {workload.length} tokens a step, {workload.optimizer}; {plan.counted} layouts compared"
     )
-    lines = [head, "", *prediction_lines(plan.best), "", *_table([plan.best, *plan.others])]
+    lines = [
+        head,
+        *_batch_lines(workload, plan.cluster.count),
+        "",
+        *prediction_lines(plan.best),
+        "",
+        *_table([plan.best, *plan.others]),
+    ]
     if plan.losers:
         lines += ["", "why others lost:"]
         lines += [
@@ -32,6 +39,17 @@ def plan_text(plan: Plan, *, budget_tokens: float | None = None) -> str:
         days = budget_tokens / plan.tokens_per_second / 86400
         lines += ["", f"{budget_tokens:.3g} tokens: {days:.2f} days, {plan.best.dollars(budget_tokens):,.0f} dollars"]
     return "\n".join(lines)
+
+
+def _batch_lines(workload: Workload, count: int) -> Iterator[str]:
+    """Yield what a batch that the devices do not divide rules out, and the nearest that they do."""
+    if workload.batch % count:
+        below = workload.batch // count * count
+        sizes = [f"{size} ({size * workload.length} tokens)" for size in (below, below + count) if size]
+        yield (
+            f"{workload.batch} sequences are not a multiple of {count} devices, which rules layouts out; "
+            f"{' or '.join(sizes)} would allow all"
+        )
 
 
 def prediction_lines(one: Prediction) -> Iterator[str]:

@@ -118,7 +118,11 @@ def families() -> dict[str, Family]:
 
 def family_of(theirs: Mapping[str, Any]) -> Family:
     """Return the family, or its variant, of the content of a `config.json`."""
-    base = family(str(theirs.get("model_type")))
+    if not theirs.get("model_type"):
+        raise UsageError(
+            "config.json has no model_type", fix="save the model with transformers again, or add its model_type"
+        )
+    base = family(str(theirs["model_type"]))
     known = with_defaults(base, theirs)
     return next(
         (one for one in variants_of(base) if all(known.get(key) == value for key, value in one.when.items())), base
