@@ -154,6 +154,23 @@ def test_hardware_files_and_mixed_clusters(tmp_path: object) -> None:
     assert replace(mixed, count=8).name == "4xh100-80g+4xa100-40g"
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("device: h100-80g\ncount: eight\n", "count is 'eight'"),
+        ("device: {like: h100-80g, memry: 40}\n", "memry"),
+        ("device: {like: h100-80g, memory: lots}\n", "memory of the device is 'lots'"),
+        ("device: [\n", "is no YAML"),
+        ("device: 8\n", "device is 8"),
+        ("device: h100-80g\nnode_size: 0\n", "node_size is 0"),
+    ],
+)
+def test_a_hardware_file_that_cannot_be_names_the_key(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises((PlanError, UnknownNameError), match=said):
+        parse_hardware(str(tmp_path / "mine.yaml"))
+
+
 def test_offload_on_a_cpu_makes_no_room() -> None:
     cluster = parse_hardware("here")
     if cluster.device.kind != "cpu":

@@ -29,5 +29,19 @@ def test_inference_fits_with_its_cache_and_says_how_many_requests_would() -> Non
     assert made.fits
     assert plan_inference("llama-3-8b", batch=made.longest_batch, length=8192, hardware="1xh100-80g").fits
     with pytest.raises(PlanError, match=r"GiB too large"):
-        plan_inference("llama-3-8b", batch=made.longest_batch + 8, length=8192, hardware="1xh100-80g")
+        plan_inference("llama-3-8b", batch=made.longest_batch + 1, length=8192, hardware="1xh100-80g")
     assert plan_inference("llama-3-70b", batch=1, length=4096, hardware="8xh100-80g").tp >= 2
+
+
+def test_a_batch_that_is_far_too_large_names_the_one_that_fits() -> None:
+    few = plan_inference("gpt2", batch=1, length=1024, hardware="1xh100-80g").longest_batch
+    assert few > 1000
+    with pytest.raises(PlanError, match=f"use {few} requests"):
+        plan_inference("gpt2", batch=10**8, length=1024, hardware="1xh100-80g")
+    with pytest.raises(PlanError, match="the weights leave no room"):
+        plan_inference("mixtral-8x7b", batch=1, length=128, hardware="1xl4")
+
+
+def test_many_short_requests_wait_for_compute() -> None:
+    one, many = (plan_inference("llama-3-8b", batch=n, length=128, hardware="1xh100-80g") for n in (1, 1024))
+    assert many.decode_seconds > 2 * one.decode_seconds

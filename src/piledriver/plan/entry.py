@@ -19,7 +19,6 @@ from piledriver.plan.search.choose import reason_too_large, search_layouts, smal
 from piledriver.plan.search.valid import check_layout_of_model
 from piledriver.plan.time.rates import Efficiency
 
-_GIB = 2**30
 # Tokens of one optimizer step where none are given.
 _BATCH_TOKENS = 2**19
 _SHOWN = 5

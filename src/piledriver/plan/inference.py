@@ -20,6 +20,8 @@ from piledriver.plan.time.rates import Efficiency
 _GIB = 2**30
 # The context of the device, and buffers that do not depend on the model.
 _FIXED_BYTES = 1.2 * _GIB
+# Tokens of prompts that are computed together.
+_PREFILL_TOKENS = 8192
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.56}
 
 
@@ -84,7 +86,9 @@ def plan_inference(
         raise PlanError(
             f"{name} with {batch} requests of {length} tokens is {missing:.1f} GiB too large for {cluster.name} at tp "
             f"{nearest.tp}",
-            fix=f"use {max(nearest.longest_batch, 0)} requests, shorter ones, or precision int8",
+            fix=f"use {nearest.longest_batch} requests, shorter ones, or precision int8"
+            if nearest.longest_batch
+            else "use more or larger devices of one node, or precision int8 or int4: the weights leave no room",
         )
     return max(fitting, key=lambda one: one.tokens_per_second)
 
@@ -104,19 +108,26 @@ def _replica(
     weights = parameter_count(config) * size / tp
     per_token = cache_bytes_per_token(config) / tp
     cache = batch * length * per_token
-    activations = min(batch * prompt, 8192) * (4 * config.dim + 3 * config.mlp_dim / tp) * 2.0
-    activations += batch * config.vocab_size * 4 / tp
+    per_prompt_token = (4 * config.dim + 3 * config.mlp_dim / tp) * 2.0
+    logits = config.vocab_size * 4 / tp
+    activations = min(batch * prompt, _PREFILL_TOKENS) * per_prompt_token + batch * logits
     capacity = device.memory * (1 - HEADROOM)
     rate = device.bandwidth * device.efficiency["memory"]
     whole = batch * config.dim * 2.0
     hop = collective_seconds("all-reduce", whole, Axis(tp, 1), cluster, Efficiency())
     exchange = Exchange("all-reduce", "tp", whole, 2 * config.layers)
     read = active_parameter_count(config) if batch == 1 else parameter_count(config)
-    decode = (read * size / tp + batch * (length / 2) * per_token) / rate + exchange.count * hop
-    flops = flops_per_token(config, prompt, training=False) * batch * prompt
-    prefill = flops / tp / (device.peak("bf16") * device.efficiency["matmul"])
+    moved = (read * size / tp + batch * (length / 2) * per_token) / rate
+    flops_per_second = tp * device.peak("bf16") * device.efficiency["matmul"]
+    decode = max(moved, batch * flops_per_token(config, length, training=False) / flops_per_second)
+    decode += exchange.count * hop
+    prefill = flops_per_token(config, prompt, training=False) * batch * prompt / flops_per_second
     prefill += exchange.count * collective_seconds("all-reduce", whole * prompt, Axis(tp, 1), cluster, Efficiency())
-    free = capacity - weights - activations - _FIXED_BYTES
+    free = capacity - weights - _FIXED_BYTES
+    each = length * per_token + logits
+    longest = max(free / (each + prompt * per_prompt_token), 0.0)
+    if longest * prompt > _PREFILL_TOKENS:
+        longest = (free - _PREFILL_TOKENS * per_prompt_token) / each
     return InferencePlan(
         tp=tp,
         replicas=cluster.count // tp,
@@ -127,5 +138,5 @@ def _replica(
         prefill_seconds=prefill,
         decode_seconds=decode,
         batch=batch,
-        longest_batch=int(free // (length * per_token)),
+        longest_batch=int(longest),
     )

@@ -72,30 +72,55 @@ def _read_file(path: str) -> Cluster:
     if not os.path.exists(path):
         raise MissingFileError(path, fix="name a YAML file of hardware, or write it as 64xh100-80g")
     with open(path, encoding="utf-8") as file:
-        given = yaml.safe_load(file)
+        try:
+            given = yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            raise PlanError(f"{path} is no YAML: {' '.join(str(error).split())}", fix="mend that line") from error
     if not isinstance(given, dict) or "device" not in given:
         raise PlanError(f"{path} names no device", fix="write device: h100-80g and count: 64, or its own figures")
     allowed = {"device", "count", "node_size", "link", "network", "host", "others"}
     for key in given:
         if key not in allowed:
             raise UnknownNameError(f"key of {path}:", str(key), allowed)
-    base, own = _device(given["device"])
+    base, own = _device(given["device"], path)
     changes = {key: value for key, value in given.items() if key not in ("device", "count", "others")}
-    first = make_cluster(base, int(given.get("count", 1)), **changes, **own)
+    if "node_size" in changes:
+        changes["node_size"] = _count(changes["node_size"], f"{path}: node_size")
+    first = make_cluster(base, _count(given.get("count", 1), f"{path}: count"), **changes, **own)
     others = []
     for group in given.get("others") or ():
         if not isinstance(group, dict) or not {"device"} <= group.keys() <= {"device", "count"}:
             raise PlanError(f"{path}: others has {group!r}", fix="list groups of device and count")
-        name, own = _device(group["device"])
-        others.append((int(group.get("count", 1)), make_device(name, {**entry_of(name), **own})))
+        name, own = _device(group["device"], path)
+        count = _count(group.get("count", 1), f"{path}: count")
+        others.append((count, make_device(name, {**entry_of(name), **own})))
     return replace(first, count=first.count + sum(count for count, _ in others), others=tuple(others))
 
 
-def _device(device: Any) -> tuple[str, dict[str, Any]]:
+def _count(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise PlanError(f"{where} is {value!r}", fix="write a whole number, 1 or more")
+    return value
+
+
+_NUMBERS = ("speed", "memory", "bandwidth", "tile", "watts", "dollars")
+
+
+def _device(device: Any, path: str) -> tuple[str, dict[str, Any]]:
     """Return the table's name of a device in a file, and what differs: {like: NAME, speed: SHARE, memory: GIB, ...}."""
     if isinstance(device, str):
         return device, {}
+    if not isinstance(device, dict):
+        raise PlanError(
+            f"{path}: device is {device!r}", fix="write a name such as h100-80g, or {like: NAME, memory: GIB}"
+        )
     base = str(device.get("like", "h100-80g"))
+    allowed = {"like", "speed", "name", *entry_of(base)}
+    for key, value in device.items():
+        if key not in allowed:
+            raise UnknownNameError(f"key of the device of {path}:", str(key), allowed)
+        if key in _NUMBERS and not (isinstance(value, int | float) and value > 0):
+            raise PlanError(f"{path}: {key} of the device is {value!r}", fix="write a number above 0")
     own = {key: value for key, value in device.items() if key not in ("like", "speed")}
     known = entry_of(base)
     if "efficiency" in own:
