@@ -188,6 +188,7 @@ def test_offload_on_a_cpu_makes_no_room() -> None:
         ("--explain zero=3 --micro-batch 5", "do not divide the 8 sequences"),
         ("--explain zero", "'zero' has no value"),
         ("--explain tp=2,tp=4", "'tp' is given twice"),
+        ("--explain {zero", "is no mapping"),
         ("--explain pp=2,microbatches=3", "microbatches=3 does not divide the 16 sequences"),
         ("--explain zero=3,ep=2", "the model has no experts"),
         ("--longest", "--longest is about one layout"),
@@ -204,6 +205,14 @@ def test_options_that_cannot_be_are_one_line(options: str, said: str, capsys: py
     assert len(lines) == 1
     assert said in lines[0]
     assert "Fix: " in lines[0]
+
+
+def test_the_layout_of_a_report_can_be_explained() -> None:
+    from piledriver.cli.plan import _layout_fields
+
+    printed = {"zero": 3, "precision": "bf16", "recompute_norms": True, "stage_blocks": [10, 2]}
+    assert _layout_fields(str(printed)) == printed
+    assert _layout_fields("Layout(zero=3, tp=2, stage_blocks=[3,5])") == {"zero": 3, "tp": 2, "stage_blocks": [3, 5]}
 
 
 def test_a_faster_layout_that_lost_was_less_simple() -> None:

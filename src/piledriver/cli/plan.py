@@ -156,28 +156,12 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
     import json
 
     from piledriver.core.config import from_mapping
-    from piledriver.core.config.yaml_tree import parse_override
     from piledriver.engine.layout import Layout
     from piledriver.plan.entry import explain, longest_fitting_length
     from piledriver.plan.report.table import collective_lines, prediction_lines
     from piledriver.plan.result import prediction_mapping
 
-    text = args.explain.strip()
-    text = text.removeprefix("Layout(").removesuffix(")") if text.startswith("Layout(") else text
-    # Not the commas of a list, such as stage_blocks=[3,5].
-    parts = [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
-    for part in parts:
-        if "=" not in part:
-            from piledriver.plan.errors import PlanError
-
-            raise PlanError(f"--explain: {part!r} has no value", fix="write fields as zero=3,tp=2,activations=full")
-    pairs = list(map(parse_override, parts))
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        from piledriver.plan.errors import PlanError
-
-        twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
-        raise PlanError(f"--explain: {twice!r} is given twice", fix="give each field once")
+    fields = _layout_fields(args.explain.strip())
     layout = from_mapping(Layout, {"precision": "auto", **fields}, "--explain")
     given.pop("wishes", None)
     if args.longest:
@@ -197,6 +181,33 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
             from piledriver.plan.search.choose import reason_too_large
 
             print(f"does not fit: {reason_too_large(made)}")
+
+
+def _layout_fields(text: str) -> dict[str, Any]:
+    """Return the fields of a layout: zero=3,tp=2, the same in `Layout(...)`, or a mapping as the report prints it."""
+    from piledriver.core.config.yaml_tree import parse_override
+    from piledriver.plan.errors import PlanError
+
+    fix = "write fields as zero=3,tp=2,activations=full"
+    if text.startswith("{"):
+        import yaml
+
+        try:
+            return dict(yaml.safe_load(text))
+        except (yaml.YAMLError, ValueError) as error:
+            raise PlanError(f"--explain: {text!r} is no mapping", fix=fix) from error
+    text = text.removeprefix("Layout(").removesuffix(")") if text.startswith("Layout(") else text
+    # Not the commas of a list, such as stage_blocks=[3,5].
+    parts = [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
+    found: dict[str, Any] = {}
+    for part in parts:
+        if "=" not in part:
+            raise PlanError(f"--explain: {part!r} has no value", fix=fix)
+        name, value = parse_override(part)
+        if name in found:
+            raise PlanError(f"--explain: {name!r} is given twice", fix="give each field once")
+        found[name] = value
+    return found
 
 
 def _ds_config(args: argparse.Namespace, given: dict[str, Any]) -> None:
