@@ -243,8 +243,10 @@ def smallest_changes(workload: Workload, cluster: Cluster, wishes: Wishes, count
     factor = 2
     while factor <= 4096:
         more = cluster.resized(cluster.count * factor)
-        batch = workload.batch if workload.batch >= more.count else more.count
-        if tries(f"{more.name} ({factor} times the devices)", replace(workload, batch=batch), more, wishes):
+        what = f"{more.name} ({factor} times the devices)"
+        if tries(what, workload, more, wishes):
+            break
+        if workload.batch < more.count and tries(what, replace(workload, batch=more.count), more, wishes):
             break
         factor *= 2
     if len(found) < count:
@@ -280,7 +282,9 @@ def any_fits(workload: Workload, cluster: Cluster, wishes: Wishes) -> bool:
 
 
 def smallest_memory(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[Prediction]:
-    """Yield the memory of every layout with its smallest micro-batch."""
+    """Yield the memory of every layout with its smallest micro-batch, and with full recomputation where allowed."""
+    if "full" in wishes.activations:
+        wishes = replace(wishes, activations=("full",))
     for layout in _layouts(workload, cluster, wishes):
         for size in micro_batches(workload, layout, wishes)[:1]:
             placed = with_micro_batches(layout, workload, size)
