@@ -333,8 +333,8 @@ def cpu_rows(with_peer: bool, new: int) -> None:
     news = [new * (at + 1) // 8 for at in range(8)][::-1]
     one, ragged = prompts(config, 1, 64), [prompts(config, 1, length)[0] for length in lengths]
     asked = [greedy(max(count, 1)) for count in news]
-    ours_one = new / timed(lambda: engine.generate(one, greedy(new)), 1, 1)
-    ours_many = sum(news) / timed(lambda: engine.generate(ragged, asked), 1, 1)
+    ours_one = new / timed(lambda: engine.generate(one, greedy(new)), 3, 1)
+    ours_many = sum(news) / timed(lambda: engine.generate(ragged, asked), 3, 1)
     figures: dict[str, Any] = {"ours": {"one prompt": ours_one, "8 ragged prompts": ours_many}}
     if with_peer:
         with tempfile.TemporaryDirectory() as folder:
@@ -345,8 +345,8 @@ def cpu_rows(with_peer: bool, new: int) -> None:
             mask = torch.tensor([[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in ragged])
             options = {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new, "pad_token_id": 0}
             row = torch.tensor(one)
-            first = new / timed(lambda: peer.generate(row, attention_mask=torch.ones_like(row), **options), 1, 1)
-            many = sum(news) / timed(lambda: peer.generate(padded, attention_mask=mask, **options), 1, 1)
+            first = new / timed(lambda: peer.generate(row, attention_mask=torch.ones_like(row), **options), 3, 1)
+            many = sum(news) / timed(lambda: peer.generate(padded, attention_mask=mask, **options), 3, 1)
             figures["peer"] = {"one prompt": first, "8 ragged prompts": many}
     say("decode on CPU, 124M fp32", threads=torch.get_num_threads(), **figures)
 
