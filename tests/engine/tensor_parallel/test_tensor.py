@@ -265,3 +265,14 @@ def test_what_is_not_understood_stays_whole() -> None:
     assert roles["embedding"] is Role.VOCAB
     assert not any(name.startswith(("odd", "mixed")) for name in roles)
     assert infer_roles(nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 4)), 2) == {}
+
+
+@pytest.mark.parametrize("mlp", ["relu", "gated-gelu"])
+def test_every_projection_of_t5_has_a_role(mlp: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = transformers.T5Config(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=4)
+    shape.feed_forward_proj = mlp
+    with torch.device("meta"):
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**shape.to_dict()))
+    roles = infer_roles(model, 2)
+    assert {name for name, module in model.named_modules() if isinstance(module, nn.Linear)} <= set(roles)

@@ -343,6 +343,7 @@ def test_a_cut_link_is_an_error_within_the_timeout(two_nodes: list[str], tmp_pat
     ("code", "message", "log_dir", "said", "fix"),
     [
         (1, {"message": "ValueError: no data"}, None, r"\(exit code 1\): ValueError: no data", "traceback is above"),
+        (1, {"message": "LayoutError: tp is 3. Fix: use tp=2"}, None, r"tp is 3\. Fix: use tp=2;", "traceback"),
         (3, "To enable traceback see: https://...", None, r"\(exit code 3\)\.", "without a Python exception"),
         (-9, "Signal 9 (SIGKILL) received", None, r"\(killed by SIGKILL\)\.", "memory of the machine"),
         (-9, "Signal 9 (SIGKILL) received", "logs", r"\(killed by SIGKILL\)\.", "read logs"),

@@ -52,10 +52,26 @@ _QUERY, _KEY, _VALUE = (
     {"v_proj", "value", "wv", "v_lin", "v"},
 )
 _FUSED = {"c_attn", "qkv_proj", "query_key_value", "Wqkv", "wqkv", "qkv", "in_proj", "attn_qkv"}
-_ATTENTION_OUT = {"o_proj", "out_proj", "dense", "c_proj", "wo", "out_lin", "proj", "out"}
-_UP = {"gate_proj", "up_proj", "fc1", "c_fc", "w1", "w3", "dense_h_to_4h", "fc_in", "lin1", "linear1", "up", "gate"}
+_ATTENTION_OUT = {"o_proj", "out_proj", "dense", "c_proj", "wo", "out_lin", "proj", "out", "o"}
+_UP = {
+    "gate_proj",
+    "up_proj",
+    "fc1",
+    "c_fc",
+    "w1",
+    "w3",
+    "dense_h_to_4h",
+    "fc_in",
+    "lin1",
+    "linear1",
+    "up",
+    "gate",
+    "wi",
+    "wi_0",
+    "wi_1",
+}
 _FUSED_UP = {"gate_up_proj", "gate_up", "w12"}
-_DOWN = {"down_proj", "fc2", "c_proj", "w2", "dense_4h_to_h", "fc_out", "lin2", "linear2", "down"}
+_DOWN = {"down_proj", "fc2", "c_proj", "w2", "dense_4h_to_h", "fc_out", "lin2", "linear2", "down", "wo"}
 _HEADS = {"lm_head", "head", "embed_out", "output", "unembed"}
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Hardswish,

@@ -104,6 +104,7 @@ def _failure(error: Any, wanted: LaunchConfig) -> LaunchError:
     # Only a Python exception is recorded; a process that exits or is killed leaves no message and no traceback.
     raised = isinstance(first.message, dict)
     said = str(first.message["message"]).strip().splitlines() if raised else []
+    what, _, own_fix = "".join(said[:1]).partition(". Fix: ")
     ended = f"killed by {first.signal_name()}" if first.exitcode < 0 else f"exit code {first.exitcode}"
     tried = f" after {wanted.max_restarts} restart(s)" if wanted.max_restarts else ""
     if wanted.log_dir:
@@ -114,7 +115,8 @@ def _failure(error: Any, wanted: LaunchConfig) -> LaunchError:
         fix = "check the memory of the machine: the system kills processes when it runs out"
     else:
         fix = "check its output: it ended without a Python exception"
-    return LaunchError(f"rank {rank} failed{tried} ({ended}){': ' if said else ''}{''.join(said[:1])}", fix=fix)
+    fix = f"{own_fix}; {fix}" if own_fix else fix
+    return LaunchError(f"rank {rank} failed{tried} ({ended}){': ' if said else ''}{what}", fix=fix)
 
 
 def _rendezvous_failure(error: Exception, wanted: LaunchConfig) -> Exception:
