@@ -103,7 +103,7 @@ def test_a_plan_is_what_prune_does(place: Path) -> None:
 
 
 def test_wrong_plans_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["tiny", "w3a16"], ["tiny", "params:0.01"], ["tiny", "params:7"]):
+    for words in (["tiny", "w3a16"], ["tiny", "params:0.01"], ["tiny", "params:7"], ["tiny", "w8a16", "--length=-5"]):
         assert main(["compress", "plan", *words, "--hardware", "1xh100-80g"]) != 0
         assert capsys.readouterr().err.count("\n") == 1
     assert main(["compress", "plan", "llama-3-8b", "w4a16-g128", "--hardware", "1xh100-80g"]) == 0

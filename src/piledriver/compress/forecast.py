@@ -119,6 +119,8 @@ def plan_compression(
     >>> made.after.tokens_per_second[1] > made.before.tokens_per_second[1]
     True
     """
+    if length < 1:
+        raise UsageError(f"length is {length}", fix="give 1 or more tokens of context")
     config, name = config_of(model)
     shape, scheme = (to, None) if isinstance(to, SmallerShape) else _parse(to, config)
     if head not in (None, "int8", "fp8"):
