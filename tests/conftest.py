@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 
+# Before torch is imported: many small processes on few cores must not fight for threads. Child processes inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 
 # Several workers share the machine; property tests keep their findings reproducible instead of timing out.
@@ -22,12 +25,6 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llv
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first: a broken rule shows in seconds, not after the crashes and the processes."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread_each() -> None:
-    # Worker processes inherit it: many small processes on few cores must not fight for threads.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True, scope="module")
