@@ -75,7 +75,7 @@ def test_a_folder_is_trained_on_and_published_as_its_family(folder: Path) -> Non
     assert len(again) == 8
 
 
-def test_the_initial_weights_are_those_of_the_folder(folder: Path) -> None:
+def test_the_initial_weights_are_those_of_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = torch.arange(32)[None]
     out = folder / "still"
     data = f"data={{tokens: {folder / 'tokens'}}}"
@@ -83,6 +83,15 @@ def test_the_initial_weights_are_those_of_the_folder(folder: Path) -> None:
     assert main([*arguments, "optimizer.lr=1e-30"]) == 0
     with torch.no_grad():
         assert torch.equal(load_folder(out / "model")(tokens), load_folder(folder / "gemma")(tokens))
+    assert "another tokenizer" not in capsys.readouterr().err
+
+
+def test_shards_of_another_tokenizer_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "other").mkdir()
+    other = make_tokens(folder / "other", documents=20)  # too few for the same merges
+    arguments = ["train", f"model={folder / 'gemma'}", f"data={{tokens: {other}}}", f"out={folder / 'said'}"]
+    assert main([*arguments, "budget_tokens=256", *RUN]) == 0
+    assert f"were made with another tokenizer than that of {folder / 'gemma'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

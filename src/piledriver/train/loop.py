@@ -28,6 +28,7 @@ from piledriver.train.config import TrainConfig
 from piledriver.train.layout.choice import predict_run
 from piledriver.train.objective import Objective
 from piledriver.train.position import Position
+from piledriver.train.pretrained import has_same_tokenizer
 from piledriver.train.reporting.display import display
 from piledriver.train.reporting.log_file import LoggedDisplay, open_log
 from piledriver.train.reporting.memory_parts import MemoryParts
@@ -165,6 +166,11 @@ class Trainer:
                 self.reports.say(f"{folder} will not be written, the weights stay in checkpoints: {unpublished}")
             if self.components.layout_reason:
                 self.reports.say(f"layout: {self.components.layout_reason}")
+            if self.world.is_main and has_same_tokenizer(config, self.components.tokens) is False:
+                self.reports.say(
+                    f"the token shards {self.components.tokens} were made with another tokenizer than that of "
+                    f"{config.model_folder}: for its weights the ids mean other text"
+                )
             self._write_prediction()
             started = time.monotonic()
             try:

@@ -54,19 +54,23 @@ def describe_source(model: Transformer, config: TrainConfig) -> None:
         model.generation = read_generation(folder, model.source_config)
 
 
+def has_same_tokenizer(config: TrainConfig, tokens: storage.Location) -> bool | None:
+    """Return whether token shards were made with the tokenizer of the model's folder; None if it has none."""
+    if config.model_folder is None:
+        return None
+    try:
+        return open_tokenizer(config.model_folder).same_ids(open_tokens(tokens).tokenizer())
+    except UsageError:
+        return None
+
+
 def copy_tokenizer_files(config: TrainConfig, tokens: storage.Location, out: storage.Location) -> bool:
     """Copy the files of the model's folder beside its weights, if its tokenizer is that of the token shards."""
-    folder = config.model_folder
-    if folder is None:
+    if config.model_folder is None or not has_same_tokenizer(config, tokens):
         return False
-    try:
-        same = open_tokenizer(folder).same_ids(open_tokens(tokens).tokenizer())
-    except UsageError:
-        return False
-    if same:
-        storage.make_folder(out)
-        copy_model_files(folder, out)
-    return same
+    storage.make_folder(out)
+    copy_model_files(config.model_folder, out)
+    return True
 
 
 def check_folder(folder: str) -> None:

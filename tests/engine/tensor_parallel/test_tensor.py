@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest
 from typing import Any
 
 import pytest
@@ -154,6 +155,11 @@ def _on_two(rank: int) -> None:
         apply_tp(Liar(), mesh)
     _compiled(mesh)
     _fp8(mesh)
+    # Layers of unknown names are computed whole by every rank, which is said once.
+    unknown = nn.ModuleDict({"alpha": nn.Linear(4, 4), "beta": nn.Linear(4, 4)})
+    look = unittest.TestCase().assertLogs if rank == 0 else unittest.TestCase().assertNoLogs
+    with look("piledriver.engine.tensor_parallel", "WARNING"):
+        apply_tp(unknown, make_mesh(Layout(tp=2), "cpu"))
 
 
 def _tied_stay_tied(mesh: Mesh) -> None:

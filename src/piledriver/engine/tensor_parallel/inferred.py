@@ -6,6 +6,7 @@ shapes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,11 +30,20 @@ from piledriver.engine.tensor_parallel.activation_hooks import SequenceParallelH
 from piledriver.engine.tensor_parallel.roles import Role, features, infer_roles, is_transposed
 from piledriver.engine.tensor_parallel.transformer import gather_columns
 
+_log = logging.getLogger(__name__)
+
 
 def split_inferred(model: nn.Module, mesh: DeviceMesh) -> dict[str, Role]:
     """Shard a model over tp by the roles of its layers, in place; return the roles."""
     group = Group.of(mesh)
     roles = infer_roles(model, group.size)
+    if group.rank == 0 and {Role.VOCAB, Role.HEAD}.issuperset(roles.values()):
+        _log.warning(
+            "tp %d shards nothing of %s but embeddings and heads: it knows no names of its other layers, or does not "
+            "divide their sizes; zero 3 shards any model",
+            group.size,
+            type(model).__name__,
+        )
     placed: dict[nn.Parameter, nn.Parameter] = {}
     entries: dict[str, SharedEntry] = {}
     for name, role in roles.items():
