@@ -1,7 +1,7 @@
 """Rows of `plan_gpu.py`: model shapes, and layouts x batch x optimizer that are measured with them.
 
 A row is (shape, sequences of a micro-batch, layout, optimizer, micro-batches of a step). `KNOWN` and `UNSEEN` were
-measured and the planner was corrected on them; `FRESH` has shapes that neither has, `SECOND`, `THIRD` and `FOURTH`
+measured and the planner was corrected on them; `FRESH` has shapes that neither has, `SECOND` to `FIFTH`
 more. `AGAIN` are rows that other processes disturbed, or that a window was too short for.
 """
 
@@ -415,6 +415,58 @@ FOURTH: list[tuple[str, int, dict[str, Any], str, int]] = [
     ("broad", 6, {**EAGER, "offload": "parameters", "activations": "full"}, "adamw", 1),
     ("square", 8, {**EAGER, "activations": "selective"}, "adamw8bit", 1),
 ]
+# A fifth blind set: shapes that no row above has, then the rows that miss 15%, or nearly.
+SHAPES |= {
+    "middle": ({**SMALL, "vocab_size": 57344, "dim": 1408, "layers": 12, "heads": 11, "mlp_dim": 3840}, 1536),
+    "paired": (
+        {**SMALL, "vocab_size": 36864, "dim": 1664, "layers": 10, "heads": 13, "kv_heads": 1, "mlp_dim": 4608},
+        1280,
+    ),
+    "expertise": (
+        {
+            **SMALL,
+            "dim": 1024,
+            "layers": 7,
+            "heads": 8,
+            "kv_heads": 2,
+            "moe": {"experts": 16, "experts_per_token": 3, "expert_dim": 896, "shared_dim": 896},
+        },
+        1280,
+    ),
+    "squeezed": (
+        {
+            **SMALL,
+            "dim": 1280,
+            "layers": 9,
+            "heads": 10,
+            "head_dim": 96,
+            "latent": {"kv_rank": 224, "rope_dim": 32, "value_dim": 96, "q_rank": 448},
+        },
+        1280,
+    ),
+}
+FIFTH: list[tuple[str, int, dict[str, Any], str, int]] = [
+    ("middle", 6, EAGER, "adamw", 1),
+    ("middle", 9, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("paired", 8, EAGER, "lion", 2),
+    ("paired", 7, {**EAGER, "activations": "selective"}, "adamw", 1),
+    ("expertise", 8, EAGER, "adamw", 1),
+    ("expertise", 8, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("squeezed", 7, EAGER, "adamw", 1),
+    ("squeezed", 9, {**EAGER, "activations": "selective"}, "muon", 1),
+    ("paired", 4, {**EAGER, "offload": "optimizer"}, "adamw", 1),
+    ("middle", 10, COMPILED, "adamw", 1),
+    ("paired", 12, {**COMPILED, "activations": "full"}, "adamw", 1),
+    ("middle", 8, FP8, "adamw", 1),
+    # Not blind.
+    ("fine experts", 7, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("compressed", 6, EAGER, "adamw", 1),
+    ("shared", 8, EAGER, "adamw", 1),
+    ("learned", 9, {**EAGER, "activations": "full"}, "adamw", 2),
+    ("broad", 4, {**EAGER, "offload": "optimizer"}, "adamw", 1),
+    ("broad", 6, {**EAGER, "offload": "parameters", "activations": "full"}, "adamw", 1),
+    ("square", 8, {**EAGER, "activations": "selective"}, "adamw8bit", 1),
+]
 CHOICE = ("pick", 48)
 """The shape and the sequences of a step whose first layouts are all measured."""
 CENSUS = (
@@ -432,6 +484,7 @@ GRIDS = {
     "third": THIRD,
     "again": AGAIN,
     "fourth": FOURTH,
+    "fifth": FIFTH,
 }
 
 

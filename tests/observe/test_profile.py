@@ -265,6 +265,7 @@ def test_packed_attention_on_the_device_has_its_flops() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor that is not a leaf")  # torch 2.11's compiler
 def test_a_profile_on_the_device(compiled: bool) -> None:
+    held_by_others = torch.cuda.memory_allocated()  # tests before this one in the same process
     model = SmallModel(width=256).cuda()
     if compiled:
         for block in model.blocks:
@@ -276,7 +277,7 @@ def test_a_profile_on_the_device(compiled: bool) -> None:
     assert sum(rank.seconds.values()) == pytest.approx(rank.wall_seconds, rel=0.02)
     peak = rank.memory[0]
     assert peak.device.startswith("cuda")
-    assert peak.named_share >= 0.98
+    assert peak.named_share * peak.bytes + held_by_others >= 0.98 * peak.bytes
     assert peak.bytes == pytest.approx(rank.facts["peak_bytes"], rel=0.02)
     root = next(row for row in rank.modules if row.path == "model")
     assert root.seconds["backward"] > 0

@@ -26,14 +26,14 @@ from piledriver.train.loop import Trainer
 from piledriver.train.reporting.metrics import read_metrics
 from piledriver.train.step import PendingStep, StopSaveVote
 
-from .corpus import make_tokens
-
 READERS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__", "cpu")
 WAITING_OPERATORS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique")
 
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from .corpus import make_tokens  # needs zstandard, which an image for GPUs may lack
+
     return make_tokens(tmp_path_factory.mktemp("tokens"), documents=60)
 
 

@@ -28,7 +28,7 @@ class HostWork(NamedTuple):
 # shared expert and latent attention add.
 _PLAIN = HostWork(74, 112, 40, 22)
 _ROTARY, _GATE, _QK_NORM = HostWork(52, 33, 28, 8), HostWork(16, 16, 4, 2), HostWork(16, 20, 6, 8)
-_ROUTING, _SHARED, _LATENT = HostWork(100, 80, 56, 16), HostWork(33, 38, 16, 7), HostWork(39, 33, 24, 14)
+_ROUTING, _SHARED, _LATENT = HostWork(100, 80, 56, 16), HostWork(33, 38, 16, 7), HostWork(54, 48, 24, 14)
 # Launches of a block of other software with fused operators; of a compiled one, with routing, with latent attention.
 _FUSED_EAGER, _COMPILED, _COMPILED_ROUTING, _COMPILED_LATENT = (45, 83), (36, 64), (24, 36), (5, 10)
 # Checkpointing runs Python around a block and for each tensor that it saves, in its forward and in its recomputation.

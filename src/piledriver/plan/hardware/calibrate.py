@@ -46,16 +46,13 @@ def calibrate(*, seconds: float = 50.0, save: bool = True) -> tuple[Path | None,
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
 
-    def time_left(share: float) -> float:
-        return max(0.02, min(share * seconds, seconds - (time.monotonic() - begun)))
-
     # A shared host is faster and slower by the second: the median of moments far from each other.
     clocks = [launch_seconds(device)]
     rates: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": name,
         "torch": torch.__version__,
-        "matmul": matmul_rates(device, time_left(0.4)),
+        "matmul": matmul_rates(device, 0.4 * seconds),
         "attention": attention_rate(device),
         "memory": copy_rate(device),
     }

@@ -29,14 +29,17 @@ _STACK_BYTES, _ITERATION_BYTES = 8 + 6 + 2 + 4 + 12, 4
 
 
 def optimizer_seconds(placed: Placed, mine: list[tuple[Stage, StageSeconds]], rounds: int) -> tuple[float, float]:
-    """Return the seconds of a rank's optimizer and of offload: its step, and weights streamed for each micro-batch.
+    """Return the seconds of a rank's optimizer and of offload: its step, and the wait for streamed weights.
 
-    The host is ahead of the device by what the blocks took longer on the device than to launch.
+    The host is ahead of the device by what the blocks took longer on the device than to launch. Blocks are streamed
+    while others compute, for each micro-batch; only the first one is waited for in any case.
     """
     parts = [_known_step(placed, stage) for stage, _ in mine]
     ahead = sum(max(0.0, cost.seconds - cost.launched) for _, cost in mine)
-    device, host, offload, streamed = (sum(part[index] for part in parts) for index in range(4))
-    return max(device, host - rounds * ahead), offload + rounds * streamed
+    device, host, offload, _ = (sum(part[index] for part in parts) for index in range(4))
+    for (stage, cost), (*_, streamed) in zip(mine, parts, strict=True):
+        offload += rounds * max(streamed - cost.seconds, streamed / (2 * max(1, len(stage.blocks))))
+    return max(device, host - rounds * ahead), offload
 
 
 def _known_step(placed: Placed, stage: Stage) -> tuple[float, float, float, float]:
@@ -58,7 +61,7 @@ def _step(placed: Placed, stage: Stage) -> tuple[float, float, float, float]:
     states = stage_states(placed.config, stage, layout, optimizer, placed.setting.traits)
     total = states["block"].times(len(stage.blocks)) + states["embedding"] + states["head"]
     if layout.offloads:
-        return 0.0, 0.0, _offloaded_step(placed, total), _streamed(placed, total)
+        return 0.0, 0.0, _offloaded_step(placed, total), _streamed(placed, states["block"].times(len(stage.blocks)))
     rates = Rates(placed.cluster.slowest, placed.setting.matmul_precision, placed.efficiency)
     # Read gradient, weight and states, write weight and states; the norm reads the gradients once more.
     share = total.owned / max(total.elements, 1.0) if layout.zero else 1.0
@@ -90,13 +93,13 @@ def _offloaded_step(placed: Placed, total: StateBytes) -> float:
     return moves + (max(step, files) if tiers.buffers > 1 else step + files)
 
 
-def _streamed(placed: Placed, total: StateBytes) -> float:
-    """Seconds of weights that a micro-batch streams, for its forward and again for its backward; zero 3: of shards."""
+def _streamed(placed: Placed, blocks: StateBytes) -> float:
+    """Seconds of blocks that a micro-batch streams, for its forward and again for its backward; zero 3: of shards."""
     layout, host = placed.layout, placed.cluster.host
     if not layout.streams_parameters:
         return 0.0
     size = 2 if placed.setting.half_matrices else 4
-    moved = 2 * size * (total.owned if layout.zero == 3 else total.elements)
+    moved = 2 * size * (blocks.owned if layout.zero == 3 else blocks.elements)
     return moved / (_link(placed) if layout.tiers.parameters == "host" else host.disk)
 
 
