@@ -9,7 +9,7 @@ Every row is scored on all held-out documents, by source, with 95% intervals; `c
 the dense model with the interval of the paired differences of documents. Calibration: 128 windows of 1,024 training
 tokens. Parts are measured in the order in which `--parts` names them, each row and each ratio of losses is printed as
 soon as it is known, and the last line has all of them, also when the run is ended by SIGTERM. `--work DIR` keeps the
-trained model: a second run with the same DIR starts from it.
+trained model: a second run with the same DIR starts from it; the first may have `--parts ""`.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def train_base(bench: Bench) -> dict[str, Any]:
 
 
 def recovery_rows(bench: Bench, model: Transformer) -> None:
-    """Remove 30% of the block parameters and recover; the same shape from scratch on four times the tokens."""
+    """Remove 30% of the block parameters and recover."""
     shape, tokens = SMALLER[bench.options.shape], bench.recovery_tokens
     pruned = bench.attempt(STRUCTURED, lambda: compress.prune(model, shape, **bench.data))
     if pruned is not None:
@@ -264,10 +264,14 @@ def recovery_rows(bench: Bench, model: Transformer) -> None:
         bench.attempt(RECOVERED, lambda: bench.recovered(pruned, "recovered", tokens=tokens, **bench.few_steps))
     bench.attempt(UNCORRECTED, lambda: compress.prune(model, shape, correct=False, **bench.data))
 
+
+def scratch_rows(bench: Bench, _: Transformer) -> None:
+    """The shape that recovery has, from scratch on four times its tokens."""
+
     def from_scratch() -> Transformer:
         options = bench.options
-        config = shape.config_of(bench.shape, kept_layers=range(bench.shape.layers))
-        run = bench.train_config(config, "scratch", 4 * tokens, options.lr, options.step_tokens, **bench.few_steps)
+        config = SMALLER[options.shape].config_of(bench.shape, kept_layers=range(bench.shape.layers))
+        run = bench.train_config(config, "scratch", 4 * bench.recovery_tokens, options.lr, options.step_tokens)
         train(run)
         return load_folder(os.path.join(run.out, "model"), dtype=bench.dtype)
 
@@ -384,6 +388,7 @@ def cache_rows(bench: Bench, _: Transformer) -> None:
 
 PARTS: dict[str, Callable[[Bench, Transformer], None]] = {
     "recovery": recovery_rows,
+    "scratch": scratch_rows,
     "wanda": wanda_rows,
     "2:4": functools.partial(pattern_rows, pattern="2:4"),
     "aware": aware_rows,
@@ -401,7 +406,7 @@ def all_rows(bench: Bench) -> None:
     about = train_base(bench)
     model = load_folder(bench.teacher, dtype=bench.dtype, device=bench.device)
     bench.score("dense", model, **about)
-    for part in bench.options.parts.split(","):
+    for part in filter(None, bench.options.parts.split(",")):
         PARTS[part](bench, model)
 
 
