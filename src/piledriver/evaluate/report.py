@@ -9,9 +9,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from piledriver.core import storage
+from piledriver.core.config import load_yaml
 from piledriver.core.errors import MissingDependencyError
 from piledriver.evaluate.bits import Figures
 
@@ -19,7 +18,7 @@ from piledriver.evaluate.bits import Figures
 @cache
 def paper_figures() -> dict[str, dict[str, float]]:
     """Return the bits per byte of the Pile paper: source -> model -> figure."""
-    table = yaml.safe_load((resources.files("piledriver.evaluate") / "paper.yaml").read_text(encoding="utf-8"))
+    table = load_yaml((resources.files("piledriver.evaluate") / "paper.yaml").read_text(encoding="utf-8"))
     return {source: dict(zip(table["columns"], row, strict=True)) for source, row in table["rows"].items()}
 
 

@@ -18,7 +18,7 @@ from piledriver.engine.fused.report import report_of
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.options import EngineOptions
-from piledriver.models.interchange.families import families
+from piledriver.models.interchange.families import family_names
 from tests.engine.gpu import ON_GPU
 
 pytest.importorskip("transformers")
@@ -81,7 +81,7 @@ def test_every_family_that_we_read_is_here() -> None:
 
     known = {CAUSAL[name][0] for name in FURTHER}
     known |= {getattr(transformers, CAUSAL[name][0]).config_class.model_type for name in CAUSAL if name not in FURTHER}
-    assert known == set(families())
+    assert known == set(family_names())
 
 
 losses_of_steps = functools.cache(losses_of)

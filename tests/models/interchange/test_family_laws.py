@@ -19,7 +19,7 @@ from torch import Tensor
 from piledriver.models import Transformer
 from piledriver.models.decoding import cached_logits, decode, most_likely
 from piledriver.models.interchange import load_folder, save_folder
-from piledriver.models.interchange.families import families
+from piledriver.models.interchange.families import family_names
 from piledriver.models.model_size import parameter_count
 from tests.models.interchange.cases import CASES, VOCAB
 
@@ -150,4 +150,4 @@ def test_greedy_continuations_are_equal(pair: Pair) -> None:
 
 
 def test_every_family_has_a_case() -> None:
-    assert {model_type for model_type, _ in CASES.values()} == set(families())
+    assert {model_type for model_type, _ in CASES.values()} == set(family_names())

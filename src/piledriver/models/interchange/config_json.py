@@ -15,7 +15,7 @@ from piledriver.core.errors import ConfigError, PiledriverError
 from piledriver.models.config import ModelConfig
 from piledriver.models.interchange.conversions import CONVERSIONS
 from piledriver.models.interchange.errors import InterchangeError
-from piledriver.models.interchange.families import Family, families, family, family_of, variants_of, with_defaults
+from piledriver.models.interchange.families import Family, family, family_names, family_of, variants_of, with_defaults
 from piledriver.models.interchange.quantised_layers import check_quantisation
 from piledriver.models.interchange.rope_json import longest_sequence, read_rope, write_rope
 from piledriver.models.interchange.windows_json import read_window, write_window
@@ -97,9 +97,9 @@ def read_token_ids(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_config(config: ModelConfig, model_type: str | None = None) -> dict[str, Any]:
     """Return the content of a `config.json` that reads back to `config`. Default: the first family that fits."""
-    candidates = [family(model_type)] if model_type is not None else list(families().values())
+    names = [model_type] if model_type is not None else family_names()
     differences: dict[str, list[str]] = {}
-    for kind in (variant for one in candidates for variant in variants_of(one)):
+    for kind in (variant for name in names for variant in variants_of(family(name))):
         try:
             theirs = _write_as(kind, config)
             back = read_config(theirs)

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-import yaml
-
-from piledriver.core.config import from_mapping
+from piledriver.core.config import from_mapping, load_yaml
 from piledriver.core.registry import Registry
 from piledriver.models.config import ModelConfig
 from piledriver.models.model_size import parameter_count
@@ -20,7 +18,7 @@ def _read_table() -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for file in resources.files("piledriver.models.presets").iterdir():
         if file.name.endswith(".yaml"):
-            shapes = yaml.safe_load(file.read_text(encoding="utf-8"))
+            shapes = load_yaml(file.read_text(encoding="utf-8"))
             found |= {name: {**shapes["common"], **size} for name, size in shapes["sizes"].items()}
     return found
 

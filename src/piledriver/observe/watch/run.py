@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from piledriver.core.config import load_yaml
 from piledriver.observe.watch.discover import METRICS
 from piledriver.observe.watch.files import read_head, read_tail, status
 from piledriver.observe.watch.rows import numbers_of, parse_row
@@ -175,10 +176,7 @@ def _parsed(name: str, text: bytes) -> Any:
     try:
         if name.endswith(".json"):
             return json.loads(text)
-        import yaml
-
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        return yaml.load(text, Loader=loader)
+        return load_yaml(text)
     except Exception:  # whatever a hostile file makes a parser raise
         return {}
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-import yaml
-
+from piledriver.core.config import load_yaml
 from piledriver.core.errors import UnknownNameError
 from piledriver.plan.hardware.cluster import Cluster, Device, Host, Link
 
@@ -124,5 +123,5 @@ def _tables() -> dict[str, Any]:
     folder = resources.files("piledriver.plan.hardware")
     found: dict[str, Any] = {}
     for name in ("accelerators", "links", "hosts"):
-        found |= yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
+        found |= load_yaml(folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
     return found

@@ -9,9 +9,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
-import yaml
-
-from piledriver.core.config import from_mapping
+from piledriver.core.config import from_mapping, load_yaml
 from piledriver.core.errors import UsageError
 from piledriver.core.registry import Registry
 
@@ -109,11 +107,10 @@ def family(model_type: str) -> Family:
     return from_mapping(Family, {"name": model_type, **_fields(model_type)}, where=f"model family {model_type}")
 
 
-def families() -> dict[str, Family]:
-    """Return every family by its `model_type`: those that most programs read first, then ours, then others'."""
+def family_names() -> list[str]:
+    """Return the `model_type` of every family: those that most programs read first, then ours, then others'."""
     ours = _read_table()
-    names = sorted(FAMILIES, key=lambda name: (name not in _MOST_READ, name not in ours))
-    return {name: family(name) for name in names}
+    return sorted(FAMILIES, key=lambda name: (name not in _MOST_READ, name not in ours))
 
 
 def family_of(theirs: Mapping[str, Any]) -> Family:
@@ -155,7 +152,7 @@ def _variants(model_type: str) -> tuple[Family, ...]:
 
 def _fields(model_type: str) -> dict[str, Any]:
     found = FAMILIES[model_type]
-    given = dict(found if isinstance(found, Mapping) else yaml.safe_load(found.read_text(encoding="utf-8")))
+    given = dict(found if isinstance(found, Mapping) else load_yaml(found.read_text(encoding="utf-8")))
     base = given.pop("extends", None)
     return given if base is None else _merged(_fields(base), given)
 
