@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -21,8 +22,8 @@ _DEPTHS, _SMALL_BLOCK = (2, 12), 303.0
 # Blocks of two models whose difference is an offloaded step: 68M parameters a block, whose states are larger than any
 # cache, and small ones to try the measurement on a CPU.
 _OFFLOADED_DEPTHS = (1, 5)
-_OFFLOADED = {"dim": 2048, "heads": 16, "mlp_dim": 8192}
-_OFFLOADED_SMALL = {"dim": 256, "heads": 2, "mlp_dim": 1024}
+_OFFLOADED: dict[str, Any] = {"dim": 2048, "heads": 16, "mlp_dim": 8192}
+_OFFLOADED_SMALL: dict[str, Any] = {"dim": 256, "heads": 2, "mlp_dim": 1024}
 
 
 def launch_seconds(device: torch.device, *, repeats: int = 12) -> float:
