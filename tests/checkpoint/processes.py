@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import pickle
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from piledriver.runtime.environment import RENDEZVOUS_FILE
 from tests.patience import HANG_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -31,8 +35,57 @@ _CONTEXT.set_forkserver_preload(
         "piledriver.checkpoint",
         "piledriver.models",
         "piledriver.optim",
+        "piledriver.train.loop",
     ]
 )
+
+
+class Started:
+    """`function(*arguments)` on processes that find each other as launched ones do; their output goes to a file."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any, output: Path, processes: int = 1) -> None:
+        self.output = output
+        store = output.with_suffix(".store")
+        store.unlink(missing_ok=True)
+        output.unlink(missing_ok=True)
+        place = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, RENDEZVOUS_FILE: store}
+        self.workers = [
+            _CONTEXT.Process(target=_as_launched, args=(rank, place, output, function, arguments))
+            for rank in range(processes)
+        ]
+        for worker in self.workers:
+            worker.start()
+
+    def ended(self) -> bool:
+        return any(worker.exitcode is not None for worker in self.workers)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to each process and to what it has started."""
+        for worker in self.workers:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, number)
+
+    def wait(self) -> int:
+        """Return the first exit code that is not 0, once all have ended."""
+        for worker in self.workers:
+            worker.join(HANG_S)
+        codes = [worker.exitcode for worker in self.workers]
+        return next((code for code in codes if code != 0), 0)
+
+
+def _as_launched(
+    rank: int, place: dict[str, Any], output: Path, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.setsid()
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    if place["WORLD_SIZE"] > 1:
+        place |= {"RANK": rank, "LOCAL_RANK": rank}
+        os.environ.update({name: str(value) for name, value in place.items()})
+    torch.set_num_threads(1)
+    gc.freeze()
+    sys.exit(function(*arguments))
 
 
 def run(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,11 @@ from piledriver.models.interchange import load_folder, read_folder_config, save_
 from piledriver.models.presets import learning_rate
 from piledriver.models.quantised import QuantisedLinear
 from piledriver.optim import OptimizerConfig
+from piledriver.runtime.world import detect_world
 from piledriver.train import DataConfig, TrainConfig
-from tests.patience import HANG_S
+from tests.checkpoint.processes import Started
 from tests.train.corpus import make_tokens
-from tests.train.runs import ENVIRONMENT, VERB, curve, finish, kill_when, lines_of, weights
+from tests.train.runs import curve, finish, kill_when, lines_of, weights
 
 TOKENS = torch.randint(61, (8, 24), generator=torch.Generator().manual_seed(1))
 
@@ -321,30 +322,19 @@ def test_more_likely_tokens_than_the_vocabulary_has_are_refused(place: Path, tmp
         distil(config(place, tmp_path / "run", top_k=100_000))
 
 
-# One process each, then two: teacher sharded, student in zero 2; and the same bits of GPTQ on every rank.
-PARALLEL = """
-import hashlib, sys
-from dataclasses import replace
-from piledriver import compress
-from piledriver.compress.distil import DistilConfig, distil
-from piledriver.core.config import load_config
-from piledriver.data import StreamConfig, open_stream
-from piledriver.engine import Layout
-from piledriver.models.interchange import load_folder
-from piledriver.runtime.world import detect_world
-
-place, out = sys.argv[1:]
-config = load_config(DistilConfig, place + "/distil.yaml", [f"train.out={out}"])
-world = detect_world()
-if world.size > 1:
-    config = replace(config, train=replace(config.train, layout=Layout(zero=2)),
-                     distil=replace(config.distil, teacher_layout=Layout(zero=3)))
-assert distil(config).finished
-stream = open_stream(StreamConfig(tokens=place + "/tokens", seq_len=32))
-small = compress.quantise(load_folder(place + "/teacher"), "w4a16-g32", method="gptq", data=stream, samples=8)
-sums = hashlib.sha256(b"".join(value.numpy().tobytes() for value in small.state_dict().values())).hexdigest()
-open(f"{out}/bits-{world.rank}", "w").write(sums)
-"""
+def in_a_layout(place: Path, out: Path) -> None:
+    """On two processes the teacher is sharded and the student in zero 2; GPTQ has the same bits on every rank."""
+    config = load_config(DistilConfig, str(place / "distil.yaml"), [f"train.out={out}"])
+    world = detect_world()
+    if world.size > 1:
+        train = dataclasses.replace(config.train, layout=Layout(zero=2))
+        settings = dataclasses.replace(config.distil, teacher_layout=Layout(zero=3))
+        config = dataclasses.replace(config, train=train, distil=settings)
+    assert distil(config).finished
+    stream = open_stream(StreamConfig(tokens=str(place / "tokens"), seq_len=32))
+    small = compress.quantise(load_folder(place / "teacher"), "w4a16-g32", method="gptq", data=stream, samples=8)
+    sums = hashlib.sha256(b"".join(value.numpy().tobytes() for value in small.state_dict().values())).hexdigest()
+    (out / f"bits-{world.rank}").write_text(sums)
 
 
 @pytest.mark.slow
@@ -352,15 +342,9 @@ def test_processes_and_layouts_do_not_change_the_result(place: Path, tmp_path: P
     from piledriver.core.config import save_config
 
     save_config(config(place, tmp_path), place / "distil.yaml")
-    script = tmp_path / "run.py"
-    script.write_text(PARALLEL)
-    for name, command in (
-        ("one", [sys.executable, str(script)]),
-        ("two", [*VERB, "launch", "--nproc", "2", "--max-restarts", "0", str(script)]),
-    ):
-        words = [*command, str(place), str(tmp_path / name)]
-        done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    for processes, name in ((1, "one"), (2, "two")):
+        out = tmp_path / name
+        assert finish(Started(in_a_layout, place, out, output=tmp_path / "output.txt", processes=processes)) == 0
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert all(one[step] == pytest.approx(two[step], rel=1e-4) for step in one)
     bits = {path.read_text() for path in tmp_path.glob("*/bits-*")}
@@ -368,28 +352,20 @@ def test_processes_and_layouts_do_not_change_the_result(place: Path, tmp_path: P
     assert len(bits) == 1
 
 
-# Resumes what was killed, then does the same run from the start.
-BOTH = """
-import sys
-from piledriver.cli.main import main
-
-for out in sys.argv[2:]:
-    assert main(["compress", "distil", sys.argv[1], "train.checkpoint_steps=3", f"train.out={out}"]) == 0
-"""
-
-
 @pytest.mark.slow
 def test_a_killed_run_resumes_with_the_same_bits(place: Path, tmp_path: Path) -> None:
     from piledriver.core.config import save_config
 
     save_config(config(place, tmp_path / "run", steps=12), tmp_path / "distil.yaml")
-    (tmp_path / "both.py").write_text(BOTH)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    words = [sys.executable, str(tmp_path / "both.py"), str(tmp_path / "distil.yaml")]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    first = subprocess.Popen([*words, str(killed)], **pipes, env=ENVIRONMENT, start_new_session=True)
-    assert kill_when(first, lambda: lines_of(killed) >= 5)
-    finish(subprocess.Popen([*words, str(killed), str(whole)], **pipes, env=ENVIRONMENT))
+
+    def start(out: Path) -> Started:
+        words = [str(tmp_path / "distil.yaml"), "train.checkpoint_steps=3", f"train.out={out}"]
+        return Started(main, ["compress", "distil", *words], output=tmp_path / "output.txt")
+
+    assert kill_when(start(killed), lambda: lines_of(killed) >= 5)
+    for out in (killed, whole):
+        assert finish(start(out)) == 0
     assert curve(whole) == curve(killed)
     assert weights(whole) == weights(killed)
     said = main(["compress", "distil", str(tmp_path / "distil.yaml"), f"train.out={killed}", "distil.hidden=1"])

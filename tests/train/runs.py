@@ -1,11 +1,10 @@
-"""`piledriver train` as a user runs it: start it, kill it, read what it left."""
+"""`piledriver train` on one process or several: start it, kill it, read what it left."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,39 +13,37 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from tests.patience import HANG_S
+from piledriver.cli.main import main
+from tests.checkpoint.processes import Started
 
 VERB = [sys.executable, "-m", "piledriver.cli.main"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
-def start(config: str, out: Path, processes: int = 1, *overrides: str) -> subprocess.Popen[str]:
+def start(config: str, out: Path, processes: int = 1, *overrides: str) -> Started:
+    """Start the verb without the seconds of its imports."""
     out.parent.mkdir(parents=True, exist_ok=True)
     path = out.parent / "config.yaml"
     path.write_text(config)
-    command = [*VERB, "train", str(path), f"out={out}", *overrides]
-    if processes > 1:
-        launch = ["launch", "--nproc", str(processes), "--max-restarts", "0", "--module", "piledriver.cli.main"]
-        command = [*VERB, *launch, "train", str(path), f"out={out}", *overrides]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, **pipes, env=ENVIRONMENT, start_new_session=True)
+    words = ["train", str(path), f"out={out}", *overrides]
+    return Started(main, words, output=out.parent / "output.txt", processes=processes)
 
 
-def finish(process: subprocess.Popen[str]) -> int:
-    said, _ = process.communicate(timeout=HANG_S)
-    assert process.returncode in (0, 75), said
-    return process.returncode
+def finish(run: Started) -> int:
+    code = run.wait()
+    assert code in (0, 75), run.output.read_text()
+    return code
 
 
-def kill_when(process: subprocess.Popen[str], happened: Callable[[], bool]) -> bool:
+def kill_when(run: Started, happened: Callable[[], bool]) -> bool:
     """kill -9, all processes of it, once something has happened; whether it lived so long."""
-    while process.poll() is None:
+    while not run.ended():
         if happened():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            run.signal(signal.SIGKILL)
+            run.wait()
             return True
         time.sleep(0.01)
-    process.communicate()
+    run.wait()
     return False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,15 @@ import torch
 
 from piledriver import compress
 from piledriver.cli.main import main
+from piledriver.core.config import load_config
+from piledriver.engine import Layout
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder, save_folder
-from tests.patience import HANG_S
+from piledriver.train import TrainConfig, train
+from tests.checkpoint.processes import Started
 
 from .corpus import make_tokens
-from .runs import ENVIRONMENT, VERB
+from .runs import finish
 
 CONFIG = """
 model: {folder}/sparse
@@ -29,19 +32,14 @@ keep_zeros: true
 trackers: []
 plots: false
 """
-# Each resumes from the checkpoint of the one before.
-CHAIN = """
-import sys
-from dataclasses import replace
-from piledriver.core.config import load_config
-from piledriver.engine import Layout
-from piledriver.train import TrainConfig, train
 
-config = load_config(TrainConfig, sys.argv[1])
-layouts = [Layout(zero=1), Layout(zero=3), Layout(tp=2), Layout(zero=2), Layout()]
-for number, layout in enumerate(layouts):
-    assert train(replace(config, layout=layout, budget_tokens=128 * (number + 1))).finished
-"""
+
+def chain(path: Path) -> None:
+    """Train in one layout after the other; each resumes from the checkpoint of the one before."""
+    config = load_config(TrainConfig, str(path))
+    layouts = [Layout(zero=1), Layout(zero=3), Layout(tp=2), Layout(zero=2), Layout()]
+    for number, layout in enumerate(layouts):
+        assert train(replace(config, layout=layout, budget_tokens=128 * (number + 1))).finished
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +59,7 @@ def zeros(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_zeros_stay_in_every_layout_and_across_checkpoints(sparse: Path) -> None:
-    (sparse / "chain.py").write_text(CHAIN)
-    launch = ["launch", "--nproc", "2", "--max-restarts", "0", str(sparse / "chain.py"), str(sparse / "config.yaml")]
-    done = subprocess.run(
-        [*VERB, *launch], env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert finish(Started(chain, sparse / "config.yaml", output=sparse / "output.txt", processes=2)) == 0
     before, after = zeros(sparse / "sparse"), zeros(sparse / "run" / "model")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert sum(int(mask.sum()) for mask in before.values()) > 0

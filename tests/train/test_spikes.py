@@ -84,7 +84,7 @@ def test_a_run_that_went_back_and_was_killed_leaves_out_the_same_batches(tokens:
     process = start(config, stopped)
     while not (stopped / "metrics.jsonl").exists() or max(curve(stopped), default=0) < 42:
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    process.signal(signal.SIGTERM)
     if finish(process) == 75:
         saved = max(int(folder.name.split("-")[1]) for folder in (stopped / "checkpoints").iterdir())
         assert saved % 4 == 0

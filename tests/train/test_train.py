@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from piledriver.cli.main import main
+from piledriver.core.config import load_config
 from piledriver.core.errors import ConfigError
 from piledriver.data import open_tokens
 from piledriver.data.record import open_segment, read_record, segment_of
 from piledriver.models.interchange import load_folder
+from piledriver.runtime.world import World
+from piledriver.train import TrainConfig, train
 from piledriver.train.batching import cut_batch
+from tests.checkpoint.processes import Started
 from tests.patience import HANG_S
 
 from .corpus import make_tokens
@@ -45,14 +51,19 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tokens(tmp_path_factory.mktemp("tokens"))
 
 
-def begin(tokens: Path, out: Path, processes: int = 1, *overrides: str) -> subprocess.Popen[str]:
+def begin(tokens: Path, out: Path, processes: int = 1, *overrides: str) -> Started:
     return start(CONFIG.format(tokens=tokens, budget=256 * STEPS), out, processes, *overrides)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert finish(begin(tokens, out)) == 0
+    """As a user runs it, with its imports."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    config, out = folder / "config.yaml", folder / "run"
+    config.write_text(CONFIG.format(tokens=tokens, budget=256 * STEPS))
+    command = [*VERB, "train", str(config), f"out={out}"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(curve(out)) == list(range(1, STEPS + 1))
     return out
 
@@ -77,7 +88,7 @@ def test_sigterm_saves_and_says_to_come_back(tokens: Path, undisturbed: Path, tm
     process = begin(tokens, out)
     while lines_of(out) < 5:
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    process.signal(signal.SIGTERM)
     code = finish(process)
     steps = max(curve(out))
     if code == 75:
@@ -108,44 +119,38 @@ def test_a_sharded_model_takes_the_same_steps_and_one_process_can_go_on(
 
 
 LAYOUTS = ["{zero: 1}", "{zero: 2}", "{zero: 3}", "{tp: 2}", "{pp: 2}", "{cp: 2, cp_method: all-to-all}"]
-RUNS = """
-import sys
-from piledriver.cli.main import main
-out, config, text, *layouts = sys.argv[1:]
-for number, layout in enumerate(layouts):
-    assert main(["train", config, f"out={out}/{number}", "--validation", text, f"layout={layout}", "--debug"]) == 0
 
-import os, signal
-from piledriver.core.config import load_config
-from piledriver.train import TrainConfig, train
-calls = []
-def asked_on_rank_1(model, world):
-    calls.append(1)
-    if world.rank == 1 and len(calls) == 5:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return dict()
-settings = load_config(TrainConfig, config, [f"out={out}/stopped", "validate_steps=1", "budget_tokens=4096"])
-stopped = train(settings, validate=asked_on_rank_1)
-assert not stopped.finished and 5 <= stopped.steps < 16, stopped
-assert os.path.exists(f"{out}/stopped/checkpoints/step-{stopped.steps}"), stopped
-resumed = train(settings)
-assert resumed.finished, resumed
-"""
+
+def on_two(config: str, out: Path, text: str) -> None:
+    for number, layout in enumerate(LAYOUTS):
+        words = ["train", config, f"out={out}/{number}", "--validation", text, f"layout={layout}", "--debug"]
+        assert main(words) == 0
+
+    calls = []
+
+    def asked_on_rank_1(model: Any, world: World) -> dict[str, float]:
+        calls.append(1)
+        if world.rank == 1 and len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    settings = load_config(TrainConfig, config, [f"out={out}/stopped", "validate_steps=1", "budget_tokens=4096"])
+    stopped = train(settings, validate=asked_on_rank_1)
+    assert not stopped.finished
+    assert 5 <= stopped.steps < 16, stopped
+    assert (out / f"stopped/checkpoints/step-{stopped.steps}").exists(), stopped
+    resumed = train(settings)
+    assert resumed.finished, resumed
 
 
 @pytest.mark.slow
 def test_every_layout_takes_the_same_steps_validates_and_publishes(
     tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All of them in one launch, tied embeddings and accumulation included; the truth is one process."""
-    config, script, text = tmp_path / "config.yaml", tmp_path / "runs.py", str(tokens.parent / "clean.jsonl.zst")
+    """All of them on the same processes, tied embeddings and accumulation included; the truth is one process."""
+    config, text = tmp_path / "config.yaml", str(tokens.parent / "clean.jsonl.zst")
     config.write_text(CONFIG.format(tokens=tokens, budget=256 * 4))
-    script.write_text(RUNS)
-    launch = [*VERB, "launch", "--nproc", "2", "--max-restarts", "0", str(script), str(tmp_path), str(config), text]
-    launched = subprocess.run(
-        [*launch, *LAYOUTS], env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert launched.returncode == 0, launched.stderr
+    assert finish(Started(on_two, str(config), tmp_path, text, output=tmp_path / "output.txt", processes=2)) == 0
     # Options and overrides in any order.
     alone = ["train", str(config), "--validation", text, f"out={tmp_path / 'alone'}", "--json", "trackers=[]"]
     assert main(alone) == 0
