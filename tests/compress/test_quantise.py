@@ -159,6 +159,24 @@ def test_smoothquant_balances_inputs_and_weights() -> None:
     torch.testing.assert_close((x / scale).abs().amax(dim=0), (weight * scale).abs().amax(dim=0))
 
 
+def test_smoothquant_finds_outliers_behind_attention_and_activation(model: Transformer) -> None:
+    spread = copy.deepcopy(model)
+    luck = torch.Generator().manual_seed(7)
+    for block in spread.blocks.values():
+        for place in input_scales(block):  # type: ignore[arg-type]
+            columns = block.get_submodule(place.layer).in_features
+            assert isinstance(columns, int)
+            outliers = (2 * torch.randn(columns, generator=luck)).exp()
+            if place.layer in ("attention.out", "mlp.down"):
+                apply_scale(block, place, place.share(1 / outliers))  # type: ignore[arg-type]
+
+    def loss(method: Any) -> float:
+        small = compress.quantise(spread, "w8a8", method=method, data=TOKENS)
+        return float((small(TOKENS) - spread(TOKENS)).square().mean())
+
+    assert loss("smoothquant") < 0.25 * loss("rtn")
+
+
 def test_int8_products_with_dynamic_inputs_are_the_product_of_the_codes() -> None:
     weight, x = torch.randn(9, 40), torch.randn(2, 3, 40)
     layer = DynamicQuantisedLinear(quantise_weight(weight, "int8"), torch.randn(9))

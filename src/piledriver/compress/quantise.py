@@ -214,7 +214,7 @@ class _Quantiser:
     ) -> dict[str, LayerStatistics]:
         """Scale input channels where the block allows it; return the statistics of the scaled inputs."""
         known = dict(known)
-        for place in input_scales(block, norms_only=self.method == "smoothquant"):
+        for place in input_scales(block):
             if place.layer not in layers:
                 continue
             weight, statistics = layers[place.layer].weight, known[place.layer]

@@ -30,7 +30,7 @@ class InputScale(NamedTuple):
     """Divide the producer by a scale."""
 
 
-def input_scales(block: Block, *, norms_only: bool = False) -> list[InputScale]:
+def input_scales(block: Block) -> list[InputScale]:
     """Return the layers of a block whose input scale can be moved into its producer without changing the function."""
     found: list[InputScale] = []
     attention, mlp = block.attention, block.mlp
@@ -42,8 +42,6 @@ def input_scales(block: Block, *, norms_only: bool = False) -> list[InputScale]:
             known = {key for key, _ in block.named_modules()}
             if name in known and isinstance(norm, (RMSNorm, LayerNorm)) and norm.weight is not None:
                 found.append(InputScale(name, _same, _norm_divider(norm)))
-    if norms_only:
-        return found
     if isinstance(attention, Attention) and attention.config.clip_qkv is None and _is_float(attention.qkv):
         found.append(InputScale("attention.out", _shared_by_group(attention), _value_divider(attention)))
     if isinstance(mlp, GatedMLP) and mlp.limit is None and _is_float(mlp.gate_up):
