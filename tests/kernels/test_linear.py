@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from piledriver.kernels.linear.native import NativeLinear
 from piledriver.kernels.linear.onednn import OneDnnLinear, forget_packed
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.tuned import tuned_kernel
+from piledriver.kernels.native.library import native_library
+from piledriver.kernels.paged_attention import Rotation
 from tests.kernels.interpreter import interpret
 
 KINDS: list[WeightKind] = ["int8", "int4", "fp8"]
@@ -36,6 +40,7 @@ from piledriver.kernels.linear.invariant_row import invariant_row_linear
 from piledriver.kernels.linear.mixed.tiles import mixed
 from piledriver.kernels.linear.reference import ReferenceLinear
 from piledriver.kernels.linear.triton import TritonLinear
+from piledriver.kernels.paged_attention import Rotation
 torch.manual_seed(0)
 for rows, outputs, columns in ((1, 128, 1024), (1, 96, 384), (5, 96, 256), (20, 64, 384)):
     x, weight, norm = torch.randn(rows, columns), torch.randn(outputs, columns), torch.randn(columns)
@@ -91,9 +96,9 @@ for dim, rotary, norms in ((16, 16, False), (16, 8, True), (24, 24, True), (16, 
     projected, table = torch.randn(5, 2 * 5 * dim), torch.randn(50, rotary) if rotary else None
     pages = [torch.zeros(4, 2, 8, dim) for _ in range(4)]
     positions, slots = torch.tensor([3, 4, 10, 11, 49]), torch.tensor([0, 9, 17, 25, 31])
-    weights = {"q_norm": torch.randn(dim), "k_norm": torch.randn(dim), "eps": 1e-5} if norms else {}
-    found = TritonDecode().rotate_and_store(projected, table, positions, *pages[:2], slots, group=3, **weights)
-    expected = ReferenceDecode().rotate_and_store(projected, table, positions, *pages[2:], slots, group=3, **weights)
+    rotation = Rotation(3, table, *((torch.randn(dim), torch.randn(dim), 1e-5) if norms else ()))
+    found = TritonDecode().rotate_and_store(projected, *pages[:2], positions, slots, rotation)
+    expected = ReferenceDecode().rotate_and_store(projected, *pages[2:], positions, slots, rotation)
     torch.testing.assert_close((found, *pages[:2]), (expected, *pages[2:]), rtol=1e-5, atol=1e-5)
 fields = torch.tensor([[5, 6, 7], [-1, 2, -1], [3, 20, 0], [1, 0, 2], [9, 9, 9]], dtype=torch.int32)
 step = (fields, torch.tensor([11, 12, 13]), torch.randperm(30).view(3, 10).int(), 4)
@@ -195,6 +200,31 @@ def test_products_on_a_cpu_are_the_formula_and_see_changes_of_the_weight(rows: i
     torch.testing.assert_close(packed(x, weight), plain(x, weight), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux") or not shutil.which("gcc"), reason="needs gcc")
+def test_c_kernels_compile() -> None:
+    assert native_library() is not None, "other tests of the C kernels would be skipped"
+
+
+@pytest.mark.skipif(not NativeLinear.runs_on(torch.device("cpu")), reason="needs a C compiler")
+@pytest.mark.parametrize("rows", [3, 40])
+def test_native_products_leave_to_torch_what_they_do_not_cover(rows: int) -> None:
+    x, weight, fused = torch.randn(rows, 32, requires_grad=True), torch.randn(64, 32), Fused(gate_block=16)
+    NativeLinear()(x, weight, fused).sum().backward()
+    expected = torch.autograd.grad(ReferenceLinear()(x, weight, fused).sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+    with torch.no_grad():
+        for given in (x.bfloat16(), torch.randn(rows, 64)[:, ::2]):
+            same_type = weight.to(given.dtype)
+            torch.testing.assert_close(
+                NativeLinear()(given, same_type, fused), ReferenceLinear()(given, same_type, fused)
+            )
+        for wrong in (Fused(bias=torch.randn(8)), Fused(torch.randn(8)), Fused(gate_block=24)):
+            with pytest.raises(RuntimeError):
+                NativeLinear()(x, weight, wrong)
+        with pytest.raises(RuntimeError):
+            NativeLinear()(x, torch.randn(64, 16))
+
+
 @torch.no_grad()
 @pytest.mark.skipif(not NativeLinear.runs_on(torch.device("cpu")), reason="needs a C compiler")
 def test_native_products_of_any_size_are_the_formula_with_bits_of_the_row_alone() -> None:
@@ -217,8 +247,8 @@ def test_decode_operators_on_a_cpu_are_the_reference(kernel: type[CpuDecode]) ->
         projected, table = torch.randn(3, 2 * 5 * dim), torch.randn(50, rotary)
         pages = [torch.zeros(4, 2, 8, dim) for _ in range(4)]
         places = torch.tensor([3, 10, 49]), torch.tensor([0, 17, 31])
-        found = kernel().rotate_and_store(projected, table, places[0], *pages[:2], places[1], group=3)
-        expected = ReferenceDecode().rotate_and_store(projected, table, places[0], *pages[2:], places[1], group=3)
+        found = kernel().rotate_and_store(projected, *pages[:2], *places, Rotation(3, table))
+        expected = ReferenceDecode().rotate_and_store(projected, *pages[2:], *places, Rotation(3, table))
         torch.testing.assert_close((found, *pages[:2]), (expected, *pages[2:]))
 
 

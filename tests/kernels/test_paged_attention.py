@@ -154,10 +154,10 @@ def test_the_native_kernel_rotates_stores_and_attends_as_the_reference() -> None
         slots = batch.tables[torch.arange(4), places // 16].long() * 16 + places % 16
         batch = batch._replace(slots=slots)
         projected, pages = torch.randn(4, 2 * 5 * dim), (keys.clone(), values.clone())
-        q = ReferenceDecode().rotate_and_store(projected, rotation.table, places, *pages, slots, group=3)
+        q = ReferenceDecode().rotate_and_store(projected, *pages, places, slots, rotation)
         expected = ReferencePagedAttention()(q, *pages, batch, scores)
         attention = NativePagedAttention()
-        assert attention.rotates(keys, batch, scores, rotation)
+        assert attention.rotates(projected, keys, batch, scores, rotation)
         found = attention(projected, keys, values, batch, scores, rotation=rotation)
         torch.testing.assert_close((found, keys, values), (expected, *pages), rtol=1e-4, atol=1e-5)
 

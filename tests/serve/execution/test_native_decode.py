@@ -9,13 +9,38 @@ import torch
 
 from piledriver.kernels.native.library import native_library
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.config import MoEConfig
+from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.serve import Engine, SamplingParams
 from piledriver.serve.execution import fused
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "dim": 48, "layers": 2, "mlp_dim": 40, "max_positions": 64}
 
+pytestmark = pytest.mark.skipif(native_library() is None, reason="needs a C compiler")
 
-@pytest.mark.skipif(native_library() is None, reason="needs a C compiler")
+
+def make(options: dict[str, Any]) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(ModelConfig(**SIZES, **options)).requires_grad_(False)
+
+
+def check_answers(model: Transformer, monkeypatch: pytest.MonkeyPatch, *, steps_in_c: int) -> None:
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    calls = []
+    native = fused.native_decode
+    monkeypatch.setattr(fused, "native_decode", lambda *given, **named: calls.append(1) or native(*given, **named))
+    prompts = [[1, 2, 3], list(range(20)), [5]]
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=0)
+    found = Engine(model, block_size=4).generate(prompts, params)
+    assert len(calls) == steps_in_c
+    expected = Engine(model, block_size=4, fused=False).generate(prompts, params)
+    for one, other in zip(found, expected, strict=True):
+        assert one.completions[0].token_ids == other.completions[0].token_ids
+        logprobs = [[token.logprob for token in answer.completions[0].logprobs or ()] for answer in (one, other)]
+        torch.testing.assert_close(*map(torch.tensor, logprobs), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -25,19 +50,27 @@ SIZES: dict[str, Any] = {"vocab_size": 96, "dim": 48, "layers": 2, "mlp_dim": 40
     ],
 )
 def test_answers_in_c_are_those_of_the_module(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = Transformer(ModelConfig(**SIZES, **options)).requires_grad_(False)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    calls = []
-    native = fused.native_decode
-    monkeypatch.setattr(fused, "native_decode", lambda *given, **named: calls.append(1) or native(*given, **named))
-    prompts = [[1, 2, 3], list(range(20)), [5]]
-    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=0)
-    found = Engine(model, block_size=4).generate(prompts, params)
-    assert len(calls) == 7
-    expected = Engine(model, block_size=4, fused=False).generate(prompts, params)
-    for one, other in zip(found, expected, strict=True):
-        assert one.completions[0].token_ids == other.completions[0].token_ids
-        logprobs = [[token.logprob for token in answer.completions[0].logprobs or ()] for answer in (one, other)]
-        torch.testing.assert_close(*map(torch.tensor, logprobs), rtol=1e-4, atol=1e-4)
+    check_answers(make(options), monkeypatch, steps_in_c=7)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 3, "qk_norm": "head"},
+        {"heads": 2, "head_dim": 24},
+        {"heads": 3, "moe": MoEConfig(experts=4, dense_layers=(0,))},
+    ],
+)
+def test_models_that_c_does_not_cover_run_elsewhere(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_answers(make(options), monkeypatch, steps_in_c=0)
+
+
+@pytest.mark.parametrize("change", ["width", "rotary table"])
+def test_blocks_that_differ_run_elsewhere(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make({"heads": 3})
+    if change == "width":
+        model.blocks["1"].mlp = GatedMLP(model.config, 24).requires_grad_(False)
+    else:
+        assert model.rotary is not None
+        model.rotary.table = model.rotary.table.double()
+    check_answers(model, monkeypatch, steps_in_c=0)

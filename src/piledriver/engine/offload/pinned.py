@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piledriver.kernels.native.huge_pages import HUGE_PAGE_BYTES
+
 # Smaller tensors are not worth pinning.
 _SMALLEST_PINNED = 1 << 16
-_HUGE_PAGE, _WORTH_ALIGNING = 2 << 20, 32 << 20
+_WORTH_ALIGNING = 32 << 20
 
 
 def host_copy(tensor: Tensor, dtype: torch.dtype, *, owner: object, pin: bool = True) -> Tensor:
@@ -46,9 +48,9 @@ def page_aligned_empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """
     size = shape.numel() * dtype.itemsize
     # Linux aligns a mapping to huge pages if its size is a multiple of them; the rest of the last one stays untouched.
-    mapped = -(-size // _HUGE_PAGE) * _HUGE_PAGE if size >= _WORTH_ALIGNING else size
+    mapped = -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES if size >= _WORTH_ALIGNING else size
     memory = mmap.mmap(-1, mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
+    with suppress(AttributeError, OSError):  # systems without huge pages
         # Fewer pages to fault in, and to lock for every transfer.
-        memory.madvise(mmap.MADV_HUGEPAGE, 0, size if mapped == size else size & ~(_HUGE_PAGE - 1))
+        memory.madvise(mmap.MADV_HUGEPAGE, 0, size if mapped == size else size & ~(HUGE_PAGE_BYTES - 1))
     return torch.frombuffer(memory, dtype=dtype, count=shape.numel()).view(shape)

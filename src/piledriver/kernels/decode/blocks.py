@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.native.library import native_library
-from piledriver.kernels.native.steps import LANES, MOST_QUERY, MOST_ROWS, AttentionStep, BlockAddresses, DecodeStep
+from piledriver.kernels.native.steps import MOST_QUERY, MOST_ROWS, WIDEST, AttentionStep, BlockAddresses, DecodeStep
+from piledriver.kernels.native.tensors import is_plain
 from piledriver.kernels.paged_attention.batch import PagedBatch
 
 
 class DecodeBlock(NamedTuple):
-    """Weights and pages of one block; rows of `qkv` and `gate_up` as in `rotate_and_store` and `linear`."""
+    """Weights and pages of one block; rows of `qkv` and `gate_up` as in `Rotation` and `linear`."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -31,13 +32,31 @@ class DecodeBlock(NamedTuple):
     window: int | None
     gate_block: int
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Weights, biases and pages, in the order of `BlockAddresses`."""
+        return self[:12]
 
-def fits_native_decode(blocks: Sequence[DecodeBlock], group: int) -> bool:
-    """Return whether C kernels can be compiled, and cover these blocks."""
-    tensors = [tensor for block in blocks for tensor in block[:12] if isinstance(tensor, Tensor)]
-    plain = all(x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() for x in tensors)
-    dim = blocks[0].keys.shape[-1]
-    return plain and dim % LANES == 0 and group * dim <= MOST_QUERY and native_library() is not None
+
+def fits_native_decode(blocks: Sequence[DecodeBlock], table: Tensor, group: int) -> bool:
+    """Return whether C kernels can be compiled, and cover these blocks, all of which must have the same shapes."""
+    if native_library() is None or not all(is_plain(table, *block.tensors) for block in blocks):
+        return False
+    pages, (dim, mlp_dim) = blocks[0].keys.shape, blocks[0].down.shape
+    _, kv_heads, _, head_dim = pages
+    mixed, projected = kv_heads * group * head_dim, kv_heads * (group + 2) * head_dim
+    attention = (dim,), (projected, dim), (projected,), (dim, mixed), (dim,)
+    mlp = (dim,), (2 * mlp_dim, dim), (2 * mlp_dim,), (dim, mlp_dim), (dim,)
+    wanted = (*attention, *mlp, pages, pages)
+    return (
+        head_dim % WIDEST == 0
+        and group * head_dim <= MOST_QUERY
+        and table.shape[-1] <= head_dim
+        and all(mlp_dim % block.gate_block == 0 for block in blocks)
+        and all(
+            x is None or x.shape == shape for block in blocks for x, shape in zip(block.tensors, wanted, strict=True)
+        )
+    )
 
 
 def fits_native_step(batch: PagedBatch) -> bool:
@@ -68,9 +87,9 @@ def native_decode(
     longest = max(context for _, context in batch.spans)
     widths = kv_heads * (group + 2) * head_dim, kv_heads * group * head_dim, mlp_dim
     projected, mixed, gated = (x.new_empty(rows, width) for width in widths)
-    arranged = x.new_empty(rows, max(dim, *widths) + LANES)
+    arranged = x.new_empty(rows, max(dim, *widths) + WIDEST)
     scores = x.new_empty(threads, group, longest)
-    tables, table = batch.tables.contiguous(), table.contiguous()
+    tables = batch.tables.contiguous()
     attention = AttentionStep(
         *(projected.data_ptr(), table.data_ptr(), None, None, scores.data_ptr(), mixed.data_ptr()),
         *(batch.slots.data_ptr(), tables.data_ptr(), batch.contexts.data_ptr()),
@@ -86,5 +105,5 @@ def native_decode(
 
 
 def _addresses(block: DecodeBlock) -> BlockAddresses:
-    pointers = (None if tensor is None else tensor.data_ptr() for tensor in block[:12])
+    pointers = (None if tensor is None else tensor.data_ptr() for tensor in block.tensors)
     return BlockAddresses(*pointers, block.window or 0, block.gate_block)

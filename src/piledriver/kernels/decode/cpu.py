@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.decode.reference import ReferenceDecode
+from piledriver.kernels.paged_attention import Rotation
 
 
 class _Step(NamedTuple):
@@ -38,23 +39,11 @@ class CpuDecode(ReferenceDecode):
         return torch.mul(x, scale).mul_(weight)
 
     def rotate_and_store(
-        self,
-        projected: Tensor,
-        table: Tensor | None,
-        positions: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slots: Tensor,
-        *,
-        group: int,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 0.0,
+        self, projected: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor, rotation: Rotation
     ) -> Tensor:
-        if table is None or q_norm is not None or not projected.dtype == keys.dtype == torch.float32:
-            return super().rotate_and_store(
-                projected, table, positions, keys, values, slots, group=group, q_norm=q_norm, k_norm=k_norm, eps=eps
-            )
+        group, table = rotation.group, rotation.table
+        if table is None or rotation.has_norm or not projected.dtype == keys.dtype == table.dtype == torch.float32:
+            return super().rotate_and_store(projected, keys, values, positions, slots, rotation)
         tokens, dim = projected.shape[0], keys.shape[-1]
         grouped = projected.view(tokens, -1, group + 2, dim)
         straight = grouped[:, :, : group + 1]  # the queries and their key

@@ -33,28 +33,14 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def rotate_and_store(
-    projected: Tensor,
-    table: Tensor | None,
-    positions: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    *,
-    group: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
+    projected: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor, rotation: Rotation
 ) -> Tensor:
-    """Split [tokens, kv_heads * (group + 2) * head_dim], rotate, store keys and values; return the queries.
+    """Split [tokens, kv_heads * (group + 2) * head_dim], rotate, store keys and values in their pages.
 
-    Rows of the projection are grouped by key-value head: `group` queries, the key, the value. `q_norm` and `k_norm` are
-    the weights of a norm of each head before the rotation. `table` ([positions, rotary_dim]) holds cosines, then sines;
-    None for no rotation. Queries are [tokens, kv_heads * group, head_dim].
+    Returns the queries, [tokens, kv_heads * group, head_dim].
     """
     kernel: Any = fastest_kernel("decode", projected.device)
-    out: Tensor = kernel.rotate_and_store(
-        projected, table, positions, keys, values, slots, group=group, q_norm=q_norm, k_norm=k_norm, eps=eps
-    )
+    out: Tensor = kernel.rotate_and_store(projected, keys, values, positions, slots, rotation)
     return out
 
 
@@ -73,19 +59,8 @@ def rotate_and_attend(
     does so and each sequence has one new token.
     """
     kernel: Any = fastest_kernel("paged_attention", projected.device)
-    if kernel.rotates(keys, batch, scores, rotation):
+    if kernel.rotates(projected, keys, batch, scores, rotation):
         out: Tensor = kernel(projected, keys, values, batch, scores, rotation=rotation)
         return out
-    queries = rotate_and_store(
-        projected,
-        rotation.table,
-        positions,
-        keys,
-        values,
-        batch.slots,
-        group=rotation.group,
-        q_norm=rotation.q_norm,
-        k_norm=rotation.k_norm,
-        eps=rotation.eps,
-    )
+    queries = rotate_and_store(projected, keys, values, positions, batch.slots, rotation)
     return paged_attention(queries, keys, values, batch, scores)

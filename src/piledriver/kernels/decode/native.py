@@ -7,6 +7,8 @@ from torch import Tensor
 
 from piledriver.kernels.decode.cpu import CpuDecode
 from piledriver.kernels.native.library import native_library
+from piledriver.kernels.native.tensors import is_plain
+from piledriver.kernels.paged_attention import Rotation
 
 
 class NativeDecode(CpuDecode):
@@ -24,28 +26,20 @@ class NativeDecode(CpuDecode):
         return super().runs_on(device) and native_library() is not None
 
     def rotate_and_store(
-        self,
-        projected: Tensor,
-        table: Tensor | None,
-        positions: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slots: Tensor,
-        *,
-        group: int,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 0.0,
+        self, projected: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor, rotation: Rotation
     ) -> Tensor:
-        plain = q_norm is None and k_norm is None and table is not None and not torch.is_grad_enabled()
-        same = projected.dtype == keys.dtype == torch.float32 and positions.dtype == slots.dtype == torch.int64
-        if not (plain and same and table is not None and table.dtype == torch.float32):
-            return super().rotate_and_store(
-                projected, table, positions, keys, values, slots, group=group, q_norm=q_norm, k_norm=k_norm, eps=eps
-            )
+        group, table = rotation.group, rotation.table
+        if (
+            table is None
+            or rotation.has_norm
+            or torch.is_grad_enabled()
+            or not is_plain(projected, table, keys, values)
+            or not positions.dtype == slots.dtype == torch.int64
+        ):
+            return super().rotate_and_store(projected, keys, values, positions, slots, rotation)
         tokens, (_, kv_heads, size, dim) = len(projected), keys.shape
         queries = projected.new_empty(tokens, kv_heads * group, dim)
-        read = [tensor.contiguous() for tensor in (projected, table, positions, slots)]
-        addresses = [tensor.data_ptr() for tensor in (*read[:3], keys, values, read[3], queries)]
+        positions, slots = positions.contiguous(), slots.contiguous()
+        addresses = [x.data_ptr() for x in (projected, table, positions, keys, values, slots, queries)]
         self._function(*addresses, tokens, kv_heads, group, dim, table.shape[-1], size, torch.get_num_threads())
         return queries

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.kernels.decode.step import StepTensors
-from piledriver.kernels.paged_attention import write_pages
+from piledriver.kernels.paged_attention import Rotation, write_pages
 from piledriver.kernels.registry import Kernel
 
 
@@ -27,19 +27,9 @@ class ReferenceDecode(Kernel):
         return F.rms_norm(x.float(), (x.shape[-1],), None if weight is None else weight.float(), eps).to(x.dtype)
 
     def rotate_and_store(
-        self,
-        projected: Tensor,
-        table: Tensor | None,
-        positions: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slots: Tensor,
-        *,
-        group: int,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 0.0,
+        self, projected: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor, rotation: Rotation
     ) -> Tensor:
+        group, table, q_norm, k_norm, eps = rotation
         tokens, dim = projected.shape[0], keys.shape[-1]
         grouped = projected.view(tokens, -1, group + 2, dim)
         q, k, v = torch.split(grouped, [group, 1, 1], dim=2)

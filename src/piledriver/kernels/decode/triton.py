@@ -9,6 +9,7 @@ from torch import Tensor
 
 from piledriver.kernels.decode.step import StepTensors
 from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.paged_attention.batch import Rotation
 from piledriver.kernels.paged_attention.pages import scales_offset
 from piledriver.kernels.registry import TritonKernel
 
@@ -136,19 +137,9 @@ class TritonDecode(TritonKernel):
         return out
 
     def rotate_and_store(
-        self,
-        projected: Tensor,
-        table: Tensor | None,
-        positions: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slots: Tensor,
-        *,
-        group: int,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 0.0,
+        self, projected: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor, rotation: Rotation
     ) -> Tensor:
+        group, table, q_norm, k_norm, eps = rotation
         tokens, (kv_heads, size, dim) = projected.shape[0], keys.shape[1:]
         queries = torch.empty(tokens, kv_heads * group, dim, dtype=projected.dtype, device=projected.device)
         norm = q_norm is not None and k_norm is not None

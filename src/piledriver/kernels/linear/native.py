@@ -13,7 +13,8 @@ from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.onednn import OneDnnLinear
 from piledriver.kernels.linear.weights import QuantisedWeight
 from piledriver.kernels.native.library import native_library
-from piledriver.kernels.native.steps import LANES, MOST_ROWS, LinearStep
+from piledriver.kernels.native.steps import MOST_ROWS, WIDEST, LinearStep
+from piledriver.kernels.native.tensors import is_plain
 
 
 class NativeLinear(OneDnnLinear):
@@ -43,7 +44,7 @@ class NativeLinear(OneDnnLinear):
         norm, eps, bias, gate_block, residual = fused
         outputs = weight.shape[0]
         out = x.new_empty(rows, outputs // 2 if gate_block else outputs)
-        arranged = x.new_empty(rows * (columns + LANES))
+        arranged = x.new_empty(rows * (columns + WIDEST))
         step = LinearStep(
             x.data_ptr(),
             weight.data_ptr(),
@@ -58,6 +59,8 @@ class NativeLinear(OneDnnLinear):
         return out
 
     def gate(self, x: Tensor, block: int) -> Tensor:
+        if x.shape[1] % (2 * block):
+            return super().gate(x, block)
         rows, units = x.shape[0], x.shape[1] // 2
         out = x.new_empty(rows, units)
         self._gate(x.data_ptr(), out.data_ptr(), rows, units, block, torch.get_num_threads())
@@ -65,9 +68,13 @@ class NativeLinear(OneDnnLinear):
 
 
 def _fits(x: Tensor, weight: Tensor, fused: Fused) -> bool:
-    if torch.is_grad_enabled():
+    """Return whether the C kernel covers these tensors; for wrong shapes the others raise torch's errors."""
+    norm, _, bias, gate_block, residual = fused
+    (rows, columns), outputs = x.shape, weight.shape[0]
+    if torch.is_grad_enabled() or not is_plain(x, weight, norm, bias, residual) or weight.shape[1] != columns:
         return False
-    for tensor in (x, weight, fused.norm, fused.bias, fused.residual):
-        if tensor is not None and not (tensor.dtype == torch.float32 and tensor.is_contiguous()):
-            return False
-    return True
+    if gate_block and outputs % (2 * gate_block):
+        return False
+    result = rows, outputs // 2 if gate_block else outputs
+    wanted = ((norm, (columns,)), (bias, (outputs,)), (residual, result))
+    return all(tensor is None or tensor.shape == shape for tensor, shape in wanted)

@@ -55,7 +55,7 @@ class OneDnnLinear(ReferenceLinear):
         return out if residual is None else out.add_(residual)
 
     def gate(self, x: Tensor, block: int) -> Tensor:
-        """Return silu(gate) * up of columns that alternate in blocks."""
+        """Return silu(gate) * up of a product, contiguous fp32 outside autograd, whose columns alternate in blocks."""
         gates, ups = x.unflatten(-1, (-1, 2, block)).unbind(-2)  # type: ignore[no-untyped-call]
         return F.silu(gates).mul_(ups).flatten(-2)
 

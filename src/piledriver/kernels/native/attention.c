@@ -5,8 +5,6 @@
 #include "step.h"
 #include "vector.h"
 
-#define MOST_QUERY 4096
-
 /* Rotate the halves of the first `rotary` numbers by angles (cosines, then sines); copy the others. */
 static void rotate(const float *x, const float *angles, int64_t rotary, int64_t dim, float *out) {
     const int64_t half = rotary / 2;

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import sys
 from typing import Any
 
 HUGE_PAGE_BYTES = 2 << 20
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_MADV_COLLAPSE = 25  # of Linux; Python's mmap does not name it
 
 
 def use_huge_pages(address: int, nbytes: int, *, written: bool = True) -> None:
@@ -21,7 +22,7 @@ def use_huge_pages(address: int, nbytes: int, *, written: bool = True) -> None:
     if call is not None and nbytes >= HUGE_PAGE_BYTES:
         first = address // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
         length = -(-(address + nbytes) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES - first
-        for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE) if written else (_MADV_HUGEPAGE,):
+        for advice in (mmap.MADV_HUGEPAGE, _MADV_COLLAPSE) if written else (mmap.MADV_HUGEPAGE,):
             call(first, length, advice)  # which may fail: it is advice
 
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from piledriver.kernels.native.steps import AttentionStep, DecodeStep, LinearStep
+from piledriver.kernels.native.steps import MOST_QUERY, WIDEST, AttentionStep, DecodeStep, LinearStep
 
-_FLAGS = ("-O2", "-march=native", "-fopenmp", "-fPIC")
+_FLAGS = ("-O2", "-march=native", "-fopenmp", "-fPIC", f"-DMOST_QUERY={MOST_QUERY}", f"-DWIDEST={WIDEST}")
 _HERE = Path(__file__).parent
 _SECONDS = 60
 

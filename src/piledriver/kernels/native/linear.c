@@ -1,7 +1,7 @@
 /* A linear layer of a few fp32 rows, bound by reading the weight once, as it lies: [outputs, columns].
 
 A tile of rows and outputs is a block of registers, each a vector of partial sums over the columns. The order of a sum
-depends on the number of columns alone. The input is arranged in parts of up to MOST_ROWS rows: the first vectors of all
+depends on the number of columns alone. The input is arranged in parts of up to TILE_ROWS rows: the first vectors of all
 rows, then the second ones, and so on, zeros at the end. */
 
 #include <math.h>
@@ -9,12 +9,12 @@ rows, then the second ones, and so on, zeros at the end. */
 #include "step.h"
 #include "vector.h"
 
-#define MOST_ROWS (REGISTERS / 4)
+#define TILE_ROWS (REGISTERS / 4)
 #define OUTPUTS 3
 #define CHUNK 48
 
 INLINE void tile(const int rows, const int outputs, const float *x, const float *weight, int64_t columns, float *out) {
-    vec sums[MOST_ROWS][OUTPUTS];
+    vec sums[TILE_ROWS][OUTPUTS];
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++)
 #pragma GCC unroll 3
@@ -63,7 +63,7 @@ static void part_product(
         CASE(2)
         CASE(3)
         CASE(4)
-#if MOST_ROWS == 8
+#if TILE_ROWS == 8
         CASE(5)
         CASE(6)
         CASE(7)
@@ -137,7 +137,7 @@ void linear_in_team(const linear_step *s) {
     const int64_t units = gate_block ? s->outputs / 2 : s->outputs;
     const int64_t block = gate_block ? gate_block : s->outputs;
     const int64_t padded = (columns + LANES - 1) / LANES * LANES;
-    const input in = {s->arranged, rows, columns, padded, (rows + MOST_ROWS - 1) / MOST_ROWS};
+    const input in = {s->arranged, rows, columns, padded, (rows + TILE_ROWS - 1) / TILE_ROWS};
     float sums[rows * CHUNK], ups[rows * CHUNK];
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {

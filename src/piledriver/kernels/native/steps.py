@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 MOST_ROWS = 8
 """Rows whose products are bound by reading the weight; beyond, oneDNN's tiles are faster."""
-LANES = 16
-"""Numbers of the widest vector: heads are multiples of it, and rows are padded to it."""
+WIDEST = 16
+"""Numbers of the widest vector of any machine: heads are multiples of it, and rows are padded to at most it."""
 MOST_QUERY = 4096
-"""Most numbers of the queries of one key-value head."""
+"""Most numbers of the queries of one key-value head; defined in C by a compiler flag, as WIDEST is."""
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:

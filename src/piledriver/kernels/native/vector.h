@@ -14,6 +14,8 @@
 #define REGISTERS 32
 #endif
 
+_Static_assert(WIDEST % LANES == 0, "rows and heads must be whole vectors");
+
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES)));

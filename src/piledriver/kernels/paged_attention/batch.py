@@ -43,6 +43,11 @@ class Rotation(NamedTuple):
     """Weights of an RMS norm of each head before the rotation."""
     eps: float = 0.0
 
+    @property
+    def has_norm(self) -> bool:
+        """Whether queries or keys are normalised."""
+        return self.q_norm is not None or self.k_norm is not None
+
 
 def as_bytes(x: Tensor) -> Tensor:
     """Return fp8 numbers as bytes, which torch can index on every device; other tensors as they are."""

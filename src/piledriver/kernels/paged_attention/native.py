@@ -7,7 +7,8 @@ from torch import Tensor
 
 from piledriver.kernels.attention import ScoreOptions
 from piledriver.kernels.native.library import native_library
-from piledriver.kernels.native.steps import LANES, MOST_QUERY, AttentionStep
+from piledriver.kernels.native.steps import MOST_QUERY, WIDEST, AttentionStep
+from piledriver.kernels.native.tensors import is_plain
 from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation
 from piledriver.kernels.paged_attention.cpu import CpuPagedAttention
 
@@ -26,13 +27,15 @@ class NativePagedAttention(CpuPagedAttention):
         """Return whether the device is a CPU, and C kernels can be compiled."""
         return super().runs_on(device) and native_library() is not None
 
-    def rotates(self, keys: Tensor, batch: PagedBatch, scores: ScoreOptions, rotation: Rotation) -> bool:
+    def rotates(
+        self, projected: Tensor, keys: Tensor, batch: PagedBatch, scores: ScoreOptions, rotation: Rotation
+    ) -> bool:
         if batch.invariant or batch.max_new > 1 or len(batch.spans) != len(batch.slots) or torch.is_grad_enabled():
             return False
-        plain = scores.softcap is None and scores.slopes is None and scores.sinks is None and rotation.q_norm is None
+        plain = scores.softcap is None and scores.slopes is None and scores.sinks is None and not rotation.has_norm
         dim = keys.shape[-1]
-        fits = keys.dtype == torch.float32 and dim % LANES == 0 and rotation.group * dim <= MOST_QUERY
-        return plain and fits and keys.is_contiguous()
+        fits = dim % WIDEST == 0 and rotation.group * dim <= MOST_QUERY
+        return plain and fits and is_plain(projected, keys, rotation.table)
 
     def __call__(
         self,
@@ -50,11 +53,11 @@ class NativePagedAttention(CpuPagedAttention):
         rows, group, table, threads = len(q), rotation.group, rotation.table, torch.get_num_threads()
         longest = max(context for _, context in batch.spans)
         out, buffer = q.new_empty(rows, kv_heads * group, dim), q.new_empty(threads, group, longest)
-        q, tables, angles = q.contiguous(), batch.tables.contiguous(), None if table is None else table.contiguous()
+        tables = batch.tables.contiguous()
         step = AttentionStep(
-            *(q.data_ptr(), None if angles is None else angles.data_ptr(), keys.data_ptr(), values.data_ptr()),
+            *(q.data_ptr(), None if table is None else table.data_ptr(), keys.data_ptr(), values.data_ptr()),
             *(buffer.data_ptr(), out.data_ptr(), batch.slots.data_ptr(), tables.data_ptr(), batch.contexts.data_ptr()),
-            *(rows, kv_heads, group, dim, 0 if angles is None else angles.shape[-1], size, tables.shape[1]),
+            *(rows, kv_heads, group, dim, 0 if table is None else table.shape[-1], size, tables.shape[1]),
             *(scores.window or 0, longest, scores.scale, threads),
         )
         self._function(step)

@@ -21,7 +21,9 @@ _TILE_ROWS, _TILE_KEYS = 16, 64
 class ReferencePagedAttention(Kernel):
     """The formula, in fp32."""
 
-    def rotates(self, keys: Tensor, batch: PagedBatch, scores: ScoreOptions, rotation: Rotation) -> bool:
+    def rotates(
+        self, projected: Tensor, keys: Tensor, batch: PagedBatch, scores: ScoreOptions, rotation: Rotation
+    ) -> bool:
         """Return whether, called with this rotation, it applies it and stores new keys and values before it attends."""
         return False
 

@@ -263,7 +263,9 @@ class TritonPagedAttention(TritonKernel):
         self._workspaces: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._kept: list[Tensor] = []
 
-    def rotates(self, keys: Tensor, batch: PagedBatch, scores: ScoreOptions, rotation: Rotation) -> bool:
+    def rotates(
+        self, projected: Tensor, keys: Tensor, batch: PagedBatch, scores: ScoreOptions, rotation: Rotation
+    ) -> bool:
         """Return whether each sequence has one new token; the sum of a norm has an order of its own in each kernel."""
         return batch.max_new == 1 and (rotation.q_norm is None or not batch.invariant)
 

@@ -160,6 +160,7 @@ def _native_blocks(model: Transformer, cache: PagedCache) -> list[DecodeBlock]:
     config = model.config
     if config.attention_softcap is not None or config.qk_norm != "none" or not cache.keys[0].is_cpu:
         return []
+    assert model.rotary is not None
     modules: list[Any] = list(model.blocks.values())
     blocks = [
         DecodeBlock(
@@ -181,7 +182,7 @@ def _native_blocks(model: Transformer, cache: PagedCache) -> list[DecodeBlock]:
         for block, keys, values in zip(modules, cache.keys, cache.values, strict=True)
         for attention, mlp in ((block.attention, block.mlp),)
     ]
-    return blocks if fits_native_decode(blocks, config.heads // config.kv_heads) else []
+    return blocks if fits_native_decode(blocks, model.rotary.table, config.heads // config.kv_heads) else []
 
 
 def _weight(layer: Any) -> Tensor | QuantisedWeight:
