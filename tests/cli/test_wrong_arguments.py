@@ -22,6 +22,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("empty.jsonl").touch()
     Path("file").write_text("1/0\n")
     Path("folder").mkdir()
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
     for name in ("empty.model", "gpt2.tiktoken"):
         Path(name).touch()
     Path("cl100k_base.tiktoken").write_text("YQ== 0\n")
@@ -81,6 +83,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (2, ["evaluate", "lm-eval", "--model", "m", "--tasks", "t", "--few-shot", "-1"], "--few-shot"),
         (2, ["trace", "folder", "--step", HUGE], "is too large"),
+        (2, ["profile", "folder"], "folder is not a run folder: it holds no config.yaml"),
+        (
+            2,
+            ["profile", "model"],
+            "model is a model folder: it holds no config.yaml. Fix: give a config with model: model",
+        ),
         (1, ["trace", "x" * 5000, "--step", "1"], "give a shorter path"),
         (2, ["launch", "--nproc", "0", "file"], "--nproc is 0"),
         (2, ["launch", "--nproc", "999999999", "file"], "too many, the limit"),

@@ -25,6 +25,7 @@ from piledriver.compress.distil import (
 from piledriver.compress.distil.loss import Distribution, DivergenceSettings, linear_distillation
 from piledriver.compress.distil.objective import matching_layers
 from piledriver.compress.distil.quantisation_aware import make_quantisation_aware, round_weight
+from piledriver.compress.distil.recover import _write_quantised
 from piledriver.compress.scheme import Scheme
 from piledriver.core.config import load_config
 from piledriver.core.errors import ConfigError, CorruptFileError, UsageError
@@ -32,6 +33,7 @@ from piledriver.data import StreamConfig, open_stream
 from piledriver.engine import Layout
 from piledriver.kernels.linear import dequantise_weight, quantise_weight, weight_codes
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.config import MoEConfig
 from piledriver.models.interchange import load_folder, read_folder_config, save_folder
 from piledriver.models.presets import learning_rate
 from piledriver.models.quantised import QuantisedLinear
@@ -301,6 +303,18 @@ def test_quantisation_aware_training_ends_in_the_values_it_was_trained_with(plac
     make_quantisation_aware(trained, scheme)
     with torch.no_grad():
         torch.testing.assert_close(rounded(TOKENS), trained(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_experts_stay_dense_as_they_were_trained(place: Path, tmp_path: Path) -> None:
+    shape = ModelConfig(**SHAPE, qk_norm="head", moe=MoEConfig(experts=2, expert_dim=32))
+    trained = Transformer(shape)
+    save_folder(trained, tmp_path / "model")
+    make_quantisation_aware(trained, Scheme.named("w4a16-g32"))
+    _write_quantised(config(place, tmp_path, quantise="w4a16-g32"))
+    written = load_folder(tmp_path / "quantised")
+    with torch.no_grad():
+        torch.testing.assert_close(written(TOKENS), trained(TOKENS), rtol=1e-4, atol=1e-4)
+    assert written.compression[-1]["skipped"]["blocks.0.mlp.experts"] == "experts were not rounded in training"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import torch
 from piledriver.cli.main import main
 from piledriver.models import Transformer
 from piledriver.models.interchange import load_folder, read_config, save_folder
+from piledriver.train import DataConfig, TrainConfig
+from piledriver.train.pretrained import has_same_tokenizer
 from piledriver.train.reporting.metrics import read_metrics
 
 from .corpus import make_tokens
@@ -84,6 +86,13 @@ def test_the_initial_weights_are_those_of_the_folder(folder: Path, capsys: pytes
     with torch.no_grad():
         assert torch.equal(load_folder(out / "model")(tokens), load_folder(folder / "gemma")(tokens))
     assert "another tokenizer" not in capsys.readouterr().err
+
+
+def test_equal_tokenizer_files_are_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("piledriver.train.pretrained.open_tokenizer")
+    data = DataConfig(tokens=str(folder / "tokens"))
+    config = TrainConfig(model=str(folder / "gemma"), data=data, batch_tokens=256, budget_tokens=256, out="unused")
+    assert has_same_tokenizer(config, folder / "tokens")
 
 
 def test_shards_of_another_tokenizer_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

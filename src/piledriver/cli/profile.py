@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from piledriver.runtime.world import current_world
 
     is_training = os.path.isdir(args.target) or args.target.endswith((".yaml", ".yml"))
+    if is_training:
+        _config_file(args.target)  # before anything is written
     functions = [*accelerator_regions(Accelerator), *(_training_regions() if is_training else ())]
     title = f"profile of {os.path.basename(os.path.normpath(args.target))}"
     profiler = LoopProfiler(steps=args.steps, warm_up=args.warm_up, folder=args.out, title=title, functions=functions)
@@ -80,6 +82,25 @@ def _run_script(script: str, arguments: Sequence[str]) -> None:
         sys.argv, sys.path[:] = before
 
 
+def _config_file(target: str) -> str:
+    """Return the config to train from: the target itself, or that of a run folder."""
+    import os
+
+    from piledriver.core.errors import UsageError
+    from piledriver.train.resume import CONFIG
+
+    if not os.path.isdir(target):
+        return target
+    path = os.path.join(target, CONFIG)
+    if not os.path.exists(path):
+        is_model = os.path.exists(os.path.join(target, "config.json"))
+        raise UsageError(
+            f"{target} is {'a model folder' if is_model else 'not a run folder'}: it holds no {CONFIG}",
+            fix=f"give a config with model: {target}" if is_model else "give a script, a config or a run folder",
+        )
+    return path
+
+
 def _train(target: str, overrides: Sequence[str], *, steps: int) -> None:
     """Train from a config, or from that of a run, into a folder that is thrown away, for at least so many steps."""
     import os
@@ -89,12 +110,10 @@ def _train(target: str, overrides: Sequence[str], *, steps: int) -> None:
     from piledriver.core.config import load_config
     from piledriver.train.config import TrainConfig
     from piledriver.train.loop import Trainer
-    from piledriver.train.resume import CONFIG
     from piledriver.train.text import TOKENS
 
-    path = os.path.join(target, CONFIG) if os.path.isdir(target) else target
     with tempfile.TemporaryDirectory() as out:
-        config = load_config(TrainConfig, path, list(overrides))
+        config = load_config(TrainConfig, _config_file(target), list(overrides))
         # The profiler ends the run. A budget of minutes would be converted to steps first, which takes a while.
         shards = os.path.join(target, TOKENS)
         if config.data.corpus is not None and os.path.isdir(shards):  # the run tokenised its corpus already

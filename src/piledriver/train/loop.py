@@ -161,16 +161,7 @@ class Trainer:
             self.look_for_leaks = stack.enter_context(leaks_watched(self.components, self.reports.say))
             stack.callback(self.reports.flush_ready)
             unpublished = why_not_published(self.components.shape)
-            if unpublished is not None:
-                folder = os.path.join(config.out, MODEL)
-                self.reports.say(f"{folder} will not be written, the weights stay in checkpoints: {unpublished}")
-            if self.components.layout_reason:
-                self.reports.say(f"layout: {self.components.layout_reason}")
-            if self.world.is_main and has_same_tokenizer(config, self.components.tokens) is False:
-                self.reports.say(
-                    f"the token shards {self.components.tokens} were made with another tokenizer than that of "
-                    f"{config.model_folder}: for its weights the ids mean other text"
-                )
+            self._say_first(unpublished)
             self._write_prediction()
             started = time.monotonic()
             try:
@@ -198,6 +189,20 @@ class Trainer:
             skipped_batches=int(self.train_step.watch.skipped_updates) + self.position.skipped_batches,
             tokens_per_second=taken * tokens / seconds,
         )
+
+    def _say_first(self, unpublished: str | None) -> None:
+        """Report what a user should know before the first step."""
+        config, tokens = self.config, self.components.tokens
+        if unpublished is not None:
+            folder = os.path.join(config.out, MODEL)
+            self.reports.say(f"{folder} will not be written, the weights stay in checkpoints: {unpublished}")
+        if self.components.layout_reason:
+            self.reports.say(f"layout: {self.components.layout_reason}")
+        if self.world.is_main and has_same_tokenizer(config, tokens) is False:
+            self.reports.say(
+                f"the token shards {tokens} were made with another tokenizer than that of {config.model_folder}: "
+                "for its weights the ids mean other text"
+            )
 
     def _write_prediction(self) -> None:
         """Write what is predicted for this run beside what will be measured."""

@@ -155,7 +155,7 @@ def _on_two(rank: int) -> None:
         apply_tp(Liar(), mesh)
     _compiled(mesh)
     _fp8(mesh)
-    # Layers of unknown names are computed whole by every rank, which is said once.
+    # Layers of unknown names are replicated; a warning is logged once, by the first rank.
     unknown = nn.ModuleDict({"alpha": nn.Linear(4, 4), "beta": nn.Linear(4, 4)})
     look = unittest.TestCase().assertLogs if rank == 0 else unittest.TestCase().assertNoLogs
     with look("piledriver.engine.tensor_parallel", "WARNING"):

@@ -67,7 +67,29 @@ class KeepsAll(nn.Module):
         return torch.stack(outputs).sum(0)
 
 
-@pytest.mark.parametrize("case", ["windows", "experts", "llama", "keeps all"])
+class Windows(nn.Module):
+    """Blocks that copy windows of their input, the seventh larger ones than the others."""
+
+    class Block(nn.Module):
+        def __init__(self, window):
+            super().__init__()
+            self.window, self.linear = window, nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.linear(x).unfold(1, self.window, 1).contiguous().mean(-1)
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(self.Block(8 if layer == 6 else 1) for layer in range(9))
+
+    def forward(self, tokens):
+        x = tokens.to(torch.float32)[..., None].expand(-1, -1, 8)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("case", ["windows", "experts", "llama", "keeps all", "window sizes"])
 def test_a_few_blocks_have_the_peak_of_all(case):
     shape = {"vocab_size": 64, "dim": 32, "layers": 9, "heads": 2, "mlp_dim": 64}
     with torch.device("meta"):
@@ -82,7 +104,7 @@ def test_a_few_blocks_have_the_peak_of_all(case):
             )
             model = transformers.LlamaForCausalLM(config)
         else:
-            model = KeepsAll()
+            model = KeepsAll() if case == "keeps all" else Windows()
     names = [name for name, _ in model.named_parameters()]
     found = inference_room(model, 2, 16).activations
     assert found == room._peak(model, 2, 16, torch.float32)

@@ -58,7 +58,7 @@ def inference_room(model: nn.Module, batch: int, length: int, dtype: torch.dtype
 
 
 def _activation_bytes(model: nn.Module, batch: int, length: int, dtype: torch.dtype) -> int:
-    kinds = Counter(_kind(block) for block in blocks_of(model).values())
+    kinds = Counter(_kind(name, block) for name, block in blocks_of(model).items())
     most = max(kinds.values(), default=0)
     if most > _FEW:
         peaks = []
@@ -71,13 +71,14 @@ def _activation_bytes(model: nn.Module, batch: int, length: int, dtype: torch.dt
     return _peak(model, batch, length, dtype)
 
 
-def _kind(block: nn.Module) -> Hashable:
-    """Return a key that blocks with the same parameters and settings share; numbers (of the layer) do not count."""
+def _kind(name: str, block: nn.Module) -> Hashable:
+    """Return a key that blocks with the same parameters and settings share; their own index does not count."""
+    index = name.rpartition(".")[2]
     settings = tuple(
-        (path, name, value if isinstance(value, str | bool | None) else type(value))
+        (path, key, "index" if type(value) is int and str(value) == index else value)
         for path, module in block.named_modules()
-        for name, value in sorted(vars(module).items())
-        if isinstance(value, str | int | float | None)
+        for key, value in sorted(vars(module).items())
+        if isinstance(value, str | int | None)
     )
     return block_kind(block), settings
 
@@ -90,7 +91,7 @@ def _shortened(model: nn.Module, count: int) -> Iterator[None]:
     for name, block in blocks_of(model).items():
         parent, _, key = name.rpartition(".")
         kept = parents.setdefault(parent, [])
-        kind = _kind(block)
+        kind = _kind(name, block)
         seen[kind] += 1
         if seen[kind] <= count:
             kept.append((key, block))
