@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from piledriver.engine.offload.disk.errors import DiskError, DiskFullError
 from piledriver.engine.offload.disk.host_buffer import HostBuffer
 from piledriver.engine.offload.disk.opened_file import OpenedFile
 from piledriver.engine.offload.disk.rate import measure_rate, warn_if_slow
+from tests.patience import HANG_S
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
@@ -68,7 +71,19 @@ def test_the_page_cache_is_the_way_where_direct_transfers_are_rejected(tmp_path:
     buffer = HostBuffer(kept.nbytes)
     store.begin_read(store.region_of(kept), buffer, 0).wait()
     assert torch.equal(buffer.tensor(0, (5000,), torch.float32), torch.arange(5000.0) * 2)
-    os.close(plain)
+
+
+def test_a_store_is_collected_before_its_transfers_are_done(tmp_path: Path) -> None:
+    store, gate = DiskStore(tmp_path), threading.Event()
+    store.io = DirectIO(1)
+    region, buffer = store.region_of(store.put(torch.arange(5.0))), HostBuffer(4096)
+    blocked = store.io._threads.submit(gate.wait, HANG_S)
+    transfer = store.begin_write(region, buffer, 0)
+    del store, region
+    gc.collect()
+    assert not blocked.done()
+    gate.set()
+    transfer.wait()
 
 
 def test_no_file_has_a_name_and_none_outlives_the_store(tmp_path: Path) -> None:
@@ -111,7 +126,6 @@ def test_a_transfer_that_fails_names_the_folder(tmp_path: Path) -> None:
     full = OpenedFile(os.open("/dev/full", os.O_WRONLY), False, "/dev")
     with pytest.raises(DiskFullError, match="No space left"):
         store.io.write(full, 0, buffer.view[:4096]).wait()
-    os.close(full.descriptor)
 
 
 def test_a_disk_far_behind_its_rate_is_a_warning_with_both(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,6 @@ import mmap
 import os
 import tempfile
 import threading
-import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -45,7 +44,6 @@ class BlockFile:
             os.close(descriptor)
         self._whole = torch.frombuffer(self.mapping, dtype=torch.uint8)
         self.address = self._whole.data_ptr()
-        weakref.finalize(self, os.close, self.opened.descriptor)
 
     def tensor(self, offset: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Return the tensor at an offset, over the mapping."""
@@ -94,7 +92,6 @@ class DiskStore:
         self._lock = threading.Lock()
         self.expected: DiskRate | None = None
         """The raw rate of the folder, where it was measured."""
-        weakref.finalize(self, self.io.close)
 
     @property
     def nbytes(self) -> int:

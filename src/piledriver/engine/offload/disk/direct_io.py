@@ -132,7 +132,11 @@ class IoMeter:
 
 
 class DirectIO:
-    """A pool of threads that transfers between files and memory. Transfers begin in the order of their calls."""
+    """A pool of threads that transfers between files and memory. Transfers begin in the order of their calls.
+
+    Threads of a pool that is collected end after what is queued; nothing waits for them then: the garbage collector may
+    run in one of them, or while a lock is held that a thread needs to end.
+    """
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,12 @@ from piledriver.engine.offload.disk.page_cache import is_cached
 from piledriver.engine.offload.pinned import page_aligned_empty
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class OpenedFile:
-    """A file that is read or written: its descriptor, whether it bypasses the page cache, what errors call it."""
+    """A file that is read or written: its descriptor, whether it bypasses the page cache, what errors call it.
+
+    It owns its descriptors. A transfer that is queued holds the file, which so stays open until it is done.
+    """
 
     descriptor: int
     is_direct: bool
@@ -30,6 +34,9 @@ class OpenedFile:
     """Whether the page cache drops what was transferred, where the file cannot bypass it."""
     buffered: int | None = None
     """A descriptor that does not bypass the page cache, for reads of what is in it."""
+
+    def __post_init__(self) -> None:
+        self._finalizer = weakref.finalize(self, _close, self.descriptor, self.buffered)
 
     def read(self, offset: int, into: memoryview, needed: int | None = None) -> None:
         """Read at an offset; a file may end after `needed` bytes (default: all), within the last page."""
@@ -64,9 +71,7 @@ class OpenedFile:
 
     def close(self) -> None:
         """Close the descriptors."""
-        os.close(self.descriptor)
-        if self.buffered is not None:
-            os.close(self.buffered)
+        self._finalizer()
 
 
 def open_direct(
@@ -85,6 +90,12 @@ def open_direct(
                 return OpenedFile(descriptor, True, name, drops_cache, buffered)
             os.close(descriptor)
     return OpenedFile(os.open(path, flags | os.O_CLOEXEC), False, name, drops_cache)
+
+
+def _close(descriptor: int, buffered: int | None) -> None:
+    os.close(descriptor)
+    if buffered is not None:
+        os.close(buffered)
 
 
 def _accepts(descriptor: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Sequence
 
 import torch
@@ -39,11 +38,10 @@ class DirectReader:
 
         With `reads_cached`, what is in the page cache is read from there; without, from the disk.
         """
-        self.io = DirectIO() if io is None else io
+        self.io, self._owns_io = DirectIO() if io is None else io, io is None
         self._reads_cached = reads_cached
         self._files: dict[str, OpenedFile] = {}
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close, self.io if io is None else None, self._files)
 
     def __enter__(self) -> DirectReader:
         return self
@@ -53,7 +51,11 @@ class DirectReader:
 
     def close(self) -> None:
         """Finish the reads and close the files."""
-        self._finalizer()
+        if self._owns_io:
+            self.io.close()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
 
     def read(self, jobs: Sequence[tuple[Extent | Region, Tensor]], stream: torch.cuda.Stream | None = None) -> Transfer:
         """Begin to read into contiguous tensors of as many bytes on one device; see `DirectIO.read_tensors`."""
@@ -91,11 +93,3 @@ def _open(path: str, reads_cached: bool) -> OpenedFile:
         raise StorageError(
             f"cannot open {path}: {error.strerror}", fix="check that the folder of the weights is still there"
         ) from error
-
-
-def _close(io: DirectIO | None, files: dict[str, OpenedFile]) -> None:
-    if io is not None:
-        io.close()
-    for file in files.values():
-        file.close()
-    files.clear()
