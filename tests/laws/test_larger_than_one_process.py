@@ -34,33 +34,43 @@ optimizer: {{lr: {LR}}}
 trackers: []
 plots: false
 """
-LIMITED = """
-import os, resource, sys
+# Imports once; each run is on processes that are forked from here.
+RUNS = """
+import resource, sys
 import torch
 import torch.distributed.fsdp, torch.distributed.pipelining, torch._dynamo
 from piledriver.cli.main import main
 import piledriver.accelerator.accelerator, piledriver.checkpoint, piledriver.evaluate.validation, piledriver.train.loop
-torch.set_num_threads(1)
-# BLAS and autograd allocate their own buffers once, before the limit.
-warm = torch.randn(1, 8, 64, 64, requires_grad=True)
-(torch.nn.functional.scaled_dot_product_attention(warm, warm, warm, is_causal=True) @ warm).sum().backward()
-(torch.randn(512, 512, requires_grad=True) @ torch.randn(512, 512)).sum().backward()
-del warm
-room, *words = sys.argv[1:]
-used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
-if int(room):
-    resource.setrlimit(resource.RLIMIT_DATA, (used + int(room),) * 2)
-sys.exit(main(["train", *words, "--debug"]))
+from piledriver.runtime.launch.function import debug_launcher
+
+def train(room, *words):
+    torch.set_num_threads(1)
+    # BLAS and autograd allocate their own buffers once, before the limit.
+    warm = torch.randn(1, 8, 64, 64, requires_grad=True)
+    (torch.nn.functional.scaled_dot_product_attention(warm, warm, warm, is_causal=True) @ warm).sum().backward()
+    (torch.randn(512, 512, requires_grad=True) @ torch.randn(512, 512)).sum().backward()
+    del warm
+    used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+    if room:
+        resource.setrlimit(resource.RLIMIT_DATA, (used + room,) * 2)
+    assert main(["train", *words, "--debug"]) == 0
+
+room, folder, *words = sys.argv[1:]
+try:
+    debug_launcher(train, (int(room), *words, f"out={folder}/alone"), 1)
+except BaseException as error:
+    open(f"{folder}/alone.txt", "w").write(str(error))
+debug_launcher(train, (int(room), *words, f"out={folder}/limited", "layout.zero=3"), 4)
+debug_launcher(train, (0, *words, f"out={folder}/free"), 1)
 """
 
 
-def train(folder: Path, room: int, *words: str, processes: int) -> subprocess.CompletedProcess[str]:
-    script = folder / "limited.py"
-    script.write_text(LIMITED)
-    launch = ["launch", "--nproc", str(processes), "--max-restarts", "0", str(script), str(room), *words]
+def run_all(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "runs.py"
+    script.write_text(RUNS)
     # Small stacks of threads, which count in full; no arenas, because memory that an allocator reserves before the
     # limit is set would not be counted when it is used; freed memory goes back to the system.
-    command = f"ulimit -s 2048; exec {shlex.join([sys.executable, '-m', 'piledriver.cli.main', *launch])}"
+    command = f"ulimit -s 2048; exec {shlex.join([sys.executable, str(script), str(ROOM), str(folder), *words])}"
     allocator = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072", "MIMALLOC_ARENA_RESERVE": "0"}
     environment = {**os.environ, **allocator, "OMP_NUM_THREADS": "1"}
     return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=HANG_S)
@@ -73,15 +83,14 @@ def test_a_model_larger_than_one_process_trains_validates_and_publishes(tmp_path
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG % tokens)
     words = [str(config), "--validation", str(tmp_path / "clean.jsonl.zst"), "--validation-documents", "1"]
-    alone = train(tmp_path, ROOM, *words, f"out={tmp_path / 'alone'}", processes=1)
-    assert alone.returncode != 0, "one process has room for the whole model: the limit proves nothing"
+    # One limited process, four of them, and one with room for everything.
+    run = run_all(tmp_path, *words)
+    assert run.returncode == 0, run.stdout + run.stderr
+    alone, limited, free = tmp_path / "alone.txt", tmp_path / "limited", tmp_path / "free"
+    assert alone.exists(), "one process has room for the whole model: the limit proves nothing"
     # torch's words on arm64 and on x86
-    assert "not enough memory" in alone.stderr or "can't allocate memory" in alone.stderr, alone.stderr
-    # Four limited processes, and one with room for everything: the same loss, and the same model after the step.
-    limited, free = tmp_path / "limited", tmp_path / "free"
-    for out, room, layout, processes in ((limited, ROOM, ["layout.zero=3"], 4), (free, 0, [], 1)):
-        run = train(tmp_path, room, *words, f"out={out}", *layout, processes=processes)
-        assert run.returncode == 0, run.stdout + run.stderr
+    assert "not enough memory" in alone.read_text() or "can't allocate memory" in alone.read_text(), alone.read_text()
+    # The same loss, and the same model after the step.
     shown = [[json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (limited, free)]
     (small,), (whole,) = shown
     assert [small["loss"], small["validation/all"]] == pytest.approx([whole["loss"], whole["validation/all"]], rel=1e-5)
