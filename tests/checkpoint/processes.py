@@ -36,6 +36,9 @@ _CONTEXT.set_forkserver_preload(
         "piledriver.models",
         "piledriver.optim",
         "piledriver.train.loop",
+        # Models of many families are built of what these import.
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.mixtral.modeling_mixtral",
     ]
 )
 

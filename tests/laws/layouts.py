@@ -1,6 +1,6 @@
 """The rows of the parity matrix: add one for each layout that must train like one process.
 
-`tests/laws/test_layouts.py` runs each row for 4 steps through `Accelerator(layout=...)` and compares the loss of every
+`tests/laws/test_layouts.py` runs each row for 3 steps through `Accelerator(layout=...)` and compares the loss of every
 step and the final weights with one process; then it loads the checkpoint that the row before saved at step 2 and goes
 on from there. To run some of them: LAYOUTS="zero3 zero3-plain" pytest tests/laws/test_layouts.py.
 """

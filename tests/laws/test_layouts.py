@@ -31,7 +31,7 @@ from tests.checkpoint.processes import run as on_ranks
 from tests.laws.layouts import ROWS, Row
 from tests.patience import HANG_S
 
-STEPS, HALF = 4, 2
+STEPS, SAVED = 3, 2
 BATCH, TIME, VOCAB = 8, 16, 64
 PATIENCE = timedelta(seconds=HANG_S)
 EXACT = 1e-3
@@ -158,7 +158,7 @@ def train(row: Row, accelerator: Accelerator, ready: tuple[Any, ...], save: Path
                 optimizer.zero_grad()
             total += loss.item() / row.accumulate
         losses.append(accelerator.reduce(torch.tensor(total), "mean").item())
-        if save is not None and step + 1 == HALF:
+        if save is not None and step + 1 == SAVED:
             accelerator.save_state(save)
     return losses
 
@@ -272,7 +272,7 @@ def complaint(row: Row, alone: dict[str, Any], folder: Path) -> str | None:
         assert found["weights"].keys() == alone["weights"].keys()
         _near(found["weights"], alone["weights"], row.weight)
         if row.moves:
-            assert found["losses_after"] == pytest.approx(alone["losses"][HALF:], rel=row.loss)
+            assert found["losses_after"] == pytest.approx(alone["losses"][SAVED:], rel=row.loss)
             _near(found["weights_after"], alone["weights"], row.weight)
     except AssertionError as error:
         return str(error)
