@@ -45,7 +45,7 @@ def test_wrong_configs_are_one_line(folder: Path, capsys: pytest.CaptureFixture[
         assert main(["compress", "quantise", *arguments]) != 0
         assert said in capsys.readouterr().err
     assert main(["compress", "prune", model, f"out={folder / 'q'}", "pattern=2of4", "sparsity=0.9"]) != 0
-    assert "sparsity and pattern are both given" in capsys.readouterr().err
+    assert "sparsity and pattern are given together" in capsys.readouterr().err
     assert not (folder / "q").exists()
 
 

@@ -89,7 +89,7 @@ def test_the_initial_weights_are_those_of_the_folder(folder: Path, capsys: pytes
 
 
 def test_equal_tokenizer_files_are_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("piledriver.train.pretrained.open_tokenizer")
+    monkeypatch.delattr("piledriver.data.tokens.token_set.open_tokenizer")
     data = DataConfig(tokens=str(folder / "tokens"))
     config = TrainConfig(model=str(folder / "gemma"), data=data, batch_tokens=256, budget_tokens=256, out="unused")
     assert has_same_tokenizer(config, folder / "tokens")

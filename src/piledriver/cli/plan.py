@@ -102,7 +102,9 @@ def _check(args: argparse.Namespace) -> None:
                 f"--{name} is about one layout", fix=f"add --explain LAYOUT, such as --explain zero=3 --{name}"
             )
     if args.picture and Path(args.picture).suffix not in FORMATS:
-        raise PlanError(f"--picture {args.picture} is no picture", fix=f"end its name in one of {', '.join(FORMATS)}")
+        raise PlanError(
+            f"--picture {args.picture} is not a picture", fix=f"end its name in one of {', '.join(FORMATS)}"
+        )
     if args.picture and not Path(args.picture).absolute().parent.is_dir():
         raise MissingFileError(str(Path(args.picture).absolute().parent), fix="make the folder first")
 
@@ -195,7 +197,7 @@ def _layout_fields(text: str) -> dict[str, Any]:
         try:
             return dict(yaml.safe_load(text))
         except (yaml.YAMLError, ValueError) as error:
-            raise PlanError(f"--explain: {text!r} is no mapping", fix=fix) from error
+            raise PlanError(f"--explain: {text!r} is not a mapping", fix=fix) from error
     text = text.removeprefix("Layout(").removesuffix(")") if text.startswith("Layout(") else text
     # Not the commas of a list, such as stage_blocks=[3,5].
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]

@@ -19,7 +19,7 @@ from piledriver.compress.structured.prune_shape import LayerScore
 from piledriver.core import storage
 from piledriver.core.errors import ConfigError
 from piledriver.data import StreamConfig, open_stream
-from piledriver.data.tokenizer.open import NoTokenizerError, open_tokenizer
+from piledriver.data.tokenizer.open import NoTokenizerError
 from piledriver.data.tokens.token_set import TokenizerMismatchError
 from piledriver.models import Transformer
 from piledriver.models.interchange import (
@@ -112,7 +112,7 @@ class PruneConfig(CompressConfig):
         super().__post_init__()
         given = [name for name in ("sparsity", "pattern", "shape") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} are both given", fix="leave out all but one")
+            raise ConfigError(f"{' and '.join(given)} are given together", fix="leave out all but one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ def _calibration(config: CompressConfig) -> Calibration | None:
         return None
     stream = open_stream(config.data, vocab_size=read_folder_config(config.model)[0].vocab_size)
     with suppress(NoTokenizerError):
-        if not open_tokenizer(config.model).same_ids(stream.tokens.tokenizer()):
+        if not stream.tokens.has_ids_of(config.model):
             raise TokenizerMismatchError(
                 f"{config.data.tokens} was made with another tokenizer than that of {config.model}",
                 fix=f"tokenise the calibration text with piledriver tokenize --tokenizer {config.model}",

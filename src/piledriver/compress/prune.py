@@ -19,6 +19,7 @@ from piledriver.compress.structured.prune_shape import LayerScore
 from piledriver.core.errors import UsageError
 from piledriver.data import Cursor, TokenStream
 from piledriver.models import Transformer
+from piledriver.models.block import Block
 from piledriver.models.feed_forward.moe import MoE
 from piledriver.models.layers import Linear
 from piledriver.models.quantised import QuantisedLinear
@@ -69,12 +70,10 @@ def prune(
         if sparsity.shape is None:
             raise UsageError("the plan removes nothing", fix="plan with params:0.7, or quantise")
         sparsity = sparsity.shape
+    _check(model, sparsity, method, compare, data, skip)
+    model = model if in_place else copy.deepcopy(model)
     if isinstance(sparsity, SmallerShape):
-        if data is None:
-            raise UsageError("a smaller shape needs calibration text", fix="give data=tokens, or a TokenStream")
-        if skip:
-            raise UsageError("skip names layers, and a smaller shape changes all of them", fix="leave out skip")
-        model = model if in_place else copy.deepcopy(model)
+        assert data is not None
         return prune_shape(
             model,
             sparsity,
@@ -86,23 +85,8 @@ def prune(
             batch_tokens=batch_tokens,
             show_progress=show_progress,
         )
-    if any(isinstance(module, QuantisedLinear) for module in model.modules()):
-        raise UsageError("the model is quantised", fix="prune the dense model first, then quantise")
     pattern, share = _parse(sparsity)
-    if method not in PRUNE_METHODS:
-        raise UsageError(f"no method {method!r}", fix=f"choose from {', '.join(PRUNE_METHODS)}")
-    if data is None and method != "magnitude":
-        raise UsageError(f"method {method!r} needs calibration text", fix="give data=tokens, or a TokenStream")
-    if compare == "layer" and (pattern is not None or method == "sparsegpt"):
-        raise UsageError(
-            f"compare='layer' with {method} and sparsity {sparsity}", fix="use magnitude or wanda and a share"
-        )
-    names = [f"blocks.{name}" for name, module in model.blocks.named_modules() if isinstance(module, Linear)]
-    for one in skip:
-        if not fnmatch.filter(names, one):
-            raise UsageError(f"skip pattern {one!r} matches no layer", fix=f"names are such as {names[0]}")
     calibration = None if data is None else Calibration.of(data, samples=samples, cursor=cursor)
-    model = model if in_place else copy.deepcopy(model)
     place = torch.device(device) if device is not None else model.output_weight().device
     walk = None
     if calibration is not None and method != "magnitude":
@@ -111,17 +95,7 @@ def prune(
     zeros: dict[str, float] = {}
     for name, block in each_block(model, "prune", show_progress):
         home = next(block.parameters()).device
-        layers = {key: module for key, module in block.named_modules() if type(module) is Linear}
-        if isinstance(block.mlp, MoE):
-            skipped[f"blocks.{name}.mlp.experts"] = "experts are removed whole: give a SmallerShape"
-        for key in list(layers):
-            full = f"blocks.{name}.{key}"
-            if key in ("mlp.router.score", "shared_gate"):
-                skipped[full] = "small, and its choices must not change"
-            if any(fnmatch.fnmatch(full, one) for one in skip):
-                skipped[full] = "matches a skip pattern"
-            if full in skipped:
-                del layers[key]
+        layers = _layers_to_prune(name, block, skip, skipped)
         known = {} if walk is None else walk.statistics(name, block, layers)
         for key, layer in layers.items():
             layer.weight.copy_(_pruned(layer.weight, known.get(key), method, share, pattern, compare, damping))
@@ -143,6 +117,56 @@ def prune(
         }
     )
     return model
+
+
+def _check(
+    model: Transformer,
+    sparsity: float | str | SmallerShape,
+    method: PruneMethod,
+    compare: CompareWithin,
+    data: Tensor | TokenStream | Calibration | None,
+    skip: Sequence[str],
+) -> None:
+    """Raise `UsageError` for what cannot be done, before the model is copied or calibrated."""
+    if isinstance(sparsity, SmallerShape):
+        if data is None:
+            raise UsageError("a smaller shape needs calibration text", fix="give data=tokens, or a TokenStream")
+        if skip:
+            raise UsageError("skip names layers, and a smaller shape changes all of them", fix="leave out skip")
+        return
+    if any(isinstance(module, QuantisedLinear) for module in model.modules()):
+        raise UsageError("the model is quantised", fix="prune the dense model first, then quantise")
+    pattern, _ = _parse(sparsity)
+    if method not in PRUNE_METHODS:
+        raise UsageError(f"no method {method!r}", fix=f"choose from {', '.join(PRUNE_METHODS)}")
+    if data is None and method != "magnitude":
+        raise UsageError(f"method {method!r} needs calibration text", fix="give data=tokens, or a TokenStream")
+    if compare == "layer" and (pattern is not None or method == "sparsegpt"):
+        raise UsageError(
+            f"compare='layer' with {method} and sparsity {sparsity}", fix="use magnitude or wanda and a share"
+        )
+    names = [f"blocks.{name}" for name, module in model.blocks.named_modules() if isinstance(module, Linear)]
+    for one in skip:
+        if not fnmatch.filter(names, one):
+            raise UsageError(f"skip pattern {one!r} matches no layer", fix=f"names are such as {names[0]}")
+
+
+def _layers_to_prune(name: str, block: Block, skip: Sequence[str], skipped: dict[str, str]) -> dict[str, Linear]:
+    """Return the layers of a block that are pruned; add the others to `skipped`, each with the reason."""
+    if isinstance(block.mlp, MoE):
+        skipped[f"blocks.{name}.mlp.experts"] = "experts are removed whole: give a SmallerShape"
+    found = {}
+    for key, module in block.named_modules():
+        full = f"blocks.{name}.{key}"
+        if type(module) is not Linear:
+            continue
+        if any(fnmatch.fnmatch(full, one) for one in skip):
+            skipped[full] = "matches a skip pattern"
+        elif key in ("mlp.router.score", "shared_gate"):
+            skipped[full] = "small, and its choices must not change"
+        else:
+            found[key] = module
+    return found
 
 
 def _parse(sparsity: float | str) -> tuple[tuple[int, int] | None, float]:

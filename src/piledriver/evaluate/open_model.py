@@ -86,9 +86,13 @@ def _transformers_model(folder: storage.Location) -> Any:
         )
     except (ValueError, OSError, RuntimeError, ImportError, AttributeError, TypeError, SafetensorError) as error:
         said = str(error).strip().partition("\n")[0]  # their messages are long
-        fix = "give the folder of a causal language model"
-        fix = "install that package, or save the checkpoint in bf16" if isinstance(error, ImportError) else fix
-        raise StorageError(f"transformers cannot open {os.fspath(folder)}: {said}", fix=fix) from error
+        needs_package = isinstance(error, ImportError)
+        raise StorageError(
+            f"transformers cannot open {os.fspath(folder)}: {said}",
+            fix="install that package, or save the checkpoint in bf16"
+            if needs_package
+            else "give the folder of a causal language model",
+        ) from error
     if told["missing_keys"]:
         # transformers would draw them at random, and the figures would be those of another model.
         raise CorruptFileError(

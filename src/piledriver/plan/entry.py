@@ -14,7 +14,7 @@ from piledriver.plan.hardware.parse import parse_hardware
 from piledriver.plan.model_config import config_of
 from piledriver.plan.prediction import Prediction, Workload, predict, predict_memory
 from piledriver.plan.result import Plan
-from piledriver.plan.search.candidates import Wishes, with_micro_batches
+from piledriver.plan.search.candidates import Wishes, divisors, with_micro_batches
 from piledriver.plan.search.choose import reason_too_large, search_layouts, smallest_changes
 from piledriver.plan.search.valid import check_layout_of_model
 from piledriver.plan.time.rates import Efficiency
@@ -89,7 +89,7 @@ def explain(
     if sequences is not None and own % sequences:
         raise PlanError(
             f"micro-batches of {sequences} do not divide the {own} sequences of a data-parallel rank",
-            fix=f"use one of {_divisors(own)}, or another batch",
+            fix=f"use one of {', '.join(map(str, divisors(own)))}, or another batch",
         )
     if sequences is not None:
         return predict(workload, with_micro_batches(resolved, workload, sequences), cluster, sequences=sequences)
@@ -105,7 +105,7 @@ def _sequences_of(microbatches: int, own: int, sequences: int | None) -> int:
     if own % microbatches:
         raise PlanError(
             f"microbatches={microbatches} does not divide the {own} sequences of a data-parallel rank",
-            fix=f"use one of {_divisors(own)}, or another batch",
+            fix=f"use one of {', '.join(map(str, divisors(own)))}, or another batch",
         )
     if sequences not in (None, own // microbatches):
         raise PlanError(
@@ -113,10 +113,6 @@ def _sequences_of(microbatches: int, own: int, sequences: int | None) -> int:
             fix="give microbatches or the sequences of a micro-batch, not both",
         )
     return own // microbatches
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
 
 
 def longest_fitting_length(

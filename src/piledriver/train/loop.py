@@ -134,32 +134,10 @@ class Trainer:
             save_config(config, os.path.join(config.out, CONFIG))
             save_config(self.resolved, os.path.join(config.out, RESOLVED))
         self.position.record(first)
-        about = {"model": str(config.model), "batch_tokens": config.batch_tokens}
         with ExitStack() as stack:
             stack.callback(self.position.close)
             request = stack.enter_context(stop_on_signals())
-            is_main = self.world.is_main
-            metrics = stack.enter_context(metric_log(config.out, config.trackers, is_main=is_main, config=about))
-            shown = stack.enter_context(
-                display(self.components.name, first_step=first, total_steps=self.total_steps, is_main=is_main)
-            )
-            log = open_log(config.out, is_main=is_main)
-            if log is not None:
-                stack.enter_context(log)
-            shown = LoggedDisplay(shown, log, self.total_steps)
-            self.ranks = stack.enter_context(monitored(self.components))
-            self.reports = Reports(
-                self.components,
-                metrics,
-                shown,
-                peak=self.peak,
-                total_steps=self.total_steps,
-                bytes_before=self.bytes_before,
-            )
-            parts = MemoryParts(self.model, self.optimizer, self.components.device)
-            self.reports.extra = lambda step, peak: {**parts.figures(peak, step, first), **self.ranks.take()}
-            self.look_for_leaks = stack.enter_context(leaks_watched(self.components, self.reports.say))
-            stack.callback(self.reports.flush_ready)
+            self._open_reports(stack, first)
             unpublished = why_not_published(self.components.shape)
             self._say_first(unpublished)
             self._write_prediction()
@@ -189,6 +167,33 @@ class Trainer:
             skipped_batches=int(self.train_step.watch.skipped_updates) + self.position.skipped_batches,
             tokens_per_second=taken * tokens / seconds,
         )
+
+    def _open_reports(self, stack: ExitStack, first: int) -> None:
+        """Open metrics, display, log and monitors until the stack is closed."""
+        config = self.config
+        about = {"model": str(config.model), "batch_tokens": config.batch_tokens}
+        is_main = self.world.is_main
+        metrics = stack.enter_context(metric_log(config.out, config.trackers, is_main=is_main, config=about))
+        shown = stack.enter_context(
+            display(self.components.name, first_step=first, total_steps=self.total_steps, is_main=is_main)
+        )
+        log = open_log(config.out, is_main=is_main)
+        if log is not None:
+            stack.enter_context(log)
+        shown = LoggedDisplay(shown, log, self.total_steps)
+        self.ranks = stack.enter_context(monitored(self.components))
+        self.reports = Reports(
+            self.components,
+            metrics,
+            shown,
+            peak=self.peak,
+            total_steps=self.total_steps,
+            bytes_before=self.bytes_before,
+        )
+        parts = MemoryParts(self.model, self.optimizer, self.components.device)
+        self.reports.extra = lambda step, peak: {**parts.figures(peak, step, first), **self.ranks.take()}
+        self.look_for_leaks = stack.enter_context(leaks_watched(self.components, self.reports.say))
+        stack.callback(self.reports.flush_ready)
 
     def _say_first(self, unpublished: str | None) -> None:
         """Report what a user should know before the first step."""

@@ -59,11 +59,7 @@ def has_same_tokenizer(config: TrainConfig, tokens: storage.Location) -> bool | 
     if config.model_folder is None:
         return None
     try:
-        shards = open_tokens(tokens, check="sizes")
-        file = os.path.join(config.model_folder, "tokenizer.json")
-        if os.path.isfile(file) and storage.sha256(file) == shards.manifest["tokenizer"]["sha256"]:
-            return True  # large vocabularies take seconds to open
-        return open_tokenizer(config.model_folder).same_ids(shards.tokenizer())
+        return open_tokens(tokens, check="sizes").has_ids_of(config.model_folder)
     except UsageError:
         return None
 

@@ -73,6 +73,16 @@ class TokenSet:
         """Return the tokenizer of the shards, from the copy beside them."""
         return open_tokenizer(storage.join(self.folder, self.manifest["tokenizer"]["file"]))
 
+    def has_ids_of(self, folder: storage.Location) -> bool:
+        """Return whether the tokenizer in a folder gives the ids of the shards.
+
+        Raises `NoTokenizerError` if the folder has none.
+        """
+        file = storage.join(folder, "tokenizer.json")
+        if storage.exists(file) and storage.sha256(file) == self.manifest["tokenizer"]["sha256"]:
+            return True  # large vocabularies take seconds to open
+        return open_tokenizer(folder).same_ids(self.tokenizer())
+
     @cached_property
     def piece_bytes(self) -> npt.NDArray[np.uint32] | None:
         """Bytes of text per id; None if the tokenizer changes text."""

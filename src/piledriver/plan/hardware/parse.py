@@ -14,6 +14,8 @@ from piledriver.plan.errors import PlanError
 from piledriver.plan.hardware.catalog import entry_of, known_name, make_cluster, make_device
 from piledriver.plan.hardware.cluster import Cluster
 
+# Figures of a device in a file.
+_NUMBERS = ("speed", "memory", "bandwidth", "tile", "watts", "dollars")
 _NAME = re.compile(r"(?:(\d+)\s*x\s*)?([a-z0-9][a-z0-9.\-_]*)", re.IGNORECASE)
 
 
@@ -75,7 +77,9 @@ def _read_file(path: str) -> Cluster:
         try:
             given = yaml.safe_load(file)
         except yaml.YAMLError as error:
-            raise PlanError(f"{path} is no YAML: {' '.join(str(error).split())}", fix="mend that line") from error
+            raise PlanError(
+                f"{path} is not valid YAML: {' '.join(str(error).split())}", fix="correct that line"
+            ) from error
     if not isinstance(given, dict) or "device" not in given:
         raise PlanError(f"{path} names no device", fix="write device: h100-80g and count: 64, or its own figures")
     allowed = {"device", "count", "node_size", "link", "network", "host", "others"}
@@ -103,9 +107,6 @@ def _count(value: Any, where: str) -> int:
     return value
 
 
-_NUMBERS = ("speed", "memory", "bandwidth", "tile", "watts", "dollars")
-
-
 def _device(device: Any, path: str) -> tuple[str, dict[str, Any]]:
     """Return the table's name of a device in a file, and what differs: {like: NAME, speed: SHARE, memory: GIB, ...}."""
     if isinstance(device, str):
@@ -115,14 +116,14 @@ def _device(device: Any, path: str) -> tuple[str, dict[str, Any]]:
             f"{path}: device is {device!r}", fix="write a name such as h100-80g, or {like: NAME, memory: GIB}"
         )
     base = str(device.get("like", "h100-80g"))
-    allowed = {"like", "speed", "name", *entry_of(base)}
+    known = entry_of(base)
+    allowed = {"like", "speed", "name", *known}
     for key, value in device.items():
         if key not in allowed:
             raise UnknownNameError(f"key of the device of {path}:", str(key), allowed)
         if key in _NUMBERS and not (isinstance(value, int | float) and value > 0):
             raise PlanError(f"{path}: {key} of the device is {value!r}", fix="write a number above 0")
     own = {key: value for key, value in device.items() if key not in ("like", "speed")}
-    known = entry_of(base)
     if "efficiency" in own:
         own["efficiency"] = {**known["efficiency"], **own["efficiency"]}
     speed = float(device.get("speed", 1.0))

@@ -59,7 +59,7 @@ def meshes(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[Lay
         for cp in _sizes(count // tp):
             if cp > 1 and (workload.length // cp < _SHORTEST_PART or workload.length % (2 * cp)):
                 break
-            for pp in _divisors(count // (tp * cp)):
+            for pp in divisors(count // (tp * cp)):
                 if pp > config.layers:
                     break
                 yield from _data_parallel(workload, cluster, wishes, tp, cp, pp)
@@ -174,7 +174,12 @@ def _sizes(most: int) -> Iterator[int]:
         size *= 2
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a number, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
     small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return sorted({*small, *(number // size for size in small)})
 

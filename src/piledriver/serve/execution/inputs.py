@@ -55,7 +55,7 @@ class SampleRow(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """A step as arrays; `rows` says which of the flattened tokens are sampled from."""
+    """A step as arrays; `rows` says which of the flattened tokens are sampled from, in their order."""
 
     tokens: IntArray
     from_slot: IntArray

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,12 +31,14 @@ K = TypeVar("K")
 
 
 @dataclass
-class _Run:
+class _Run(Generic[K]):
+    """Neighbours in a file that are read at once."""
+
     start: int
     """In the file, of the first page."""
     stop: int
     """In the file, of the last tensor."""
-    members: list[tuple[object, Extent]]
+    members: list[tuple[K, Extent]]
 
     def takes(self, extent: Extent, run_bytes: int) -> bool:
         before = self.members[-1][1]
@@ -52,19 +54,19 @@ def read_coalesced(
     All reads begin at once, or `ahead` runs before the one whose tensors are yielded: for tensors that are not kept.
     """
     runs = deque(_runs(wanted, run_bytes))
-    underway: deque[tuple[_Run, Tensor, Transfer]] = deque()
+    underway: deque[tuple[_Run[K], Tensor, Transfer]] = deque()
     while runs or underway:
         while runs and (ahead is None or len(underway) <= ahead):
             underway.append(_begin(reader, runs.popleft()))
         run, memory, reading = underway.popleft()
         reading.wait()
         for key, extent in run.members:
-            yield key, _tensor(memory, extent, run.start)  # type: ignore[misc]
+            yield key, _tensor(memory, extent, run.start)
         del memory
 
 
-def _runs(wanted: Mapping[K, Extent], run_bytes: int) -> list[_Run]:
-    runs: list[_Run] = []
+def _runs(wanted: Mapping[K, Extent], run_bytes: int) -> list[_Run[K]]:
+    runs: list[_Run[K]] = []
     for key, extent in sorted(wanted.items(), key=lambda one: (one[1].path, id(one[1].file), one[1].offset)):
         if not runs or not runs[-1].takes(extent, run_bytes):
             runs.append(_Run(extent.offset & ~(PAGE_BYTES - 1), extent.offset, []))
@@ -73,7 +75,7 @@ def _runs(wanted: Mapping[K, Extent], run_bytes: int) -> list[_Run]:
     return runs
 
 
-def _begin(reader: DirectReader, run: _Run) -> tuple[_Run, Tensor, Transfer]:
+def _begin(reader: DirectReader, run: _Run[K]) -> tuple[_Run[K], Tensor, Transfer]:
     needed = run.stop - run.start
     memory = page_aligned_empty(torch.Size((max(whole_pages(needed), PAGE_BYTES),)), torch.uint8)
     return run, memory, reader.read_pages(run.members[0][1], run.start, memory_of(memory), needed)

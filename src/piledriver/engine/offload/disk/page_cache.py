@@ -26,9 +26,8 @@ class _Counts(ctypes.Structure):
 
 def is_cached(descriptor: int, offset: int, nbytes: int) -> bool:
     """Whether almost all of a part of a file is in the page cache; False where the kernel does not tell."""
-    counts = _Counts()
-    part = _Range(offset, nbytes)
-    if _call() is None or _call()(_CACHESTAT, descriptor, ctypes.byref(part), ctypes.byref(counts), 0) != 0:
+    call, part, counts = _call(), _Range(offset, nbytes), _Counts()
+    if call is None or call(_CACHESTAT, descriptor, ctypes.byref(part), ctypes.byref(counts), 0) != 0:
         return False
     return bool(counts.cached * PAGE_BYTES >= _ALMOST_ALL * nbytes)
 
