@@ -95,24 +95,34 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def is_disturbed(row: dict[str, Any]) -> bool:
+    """Return whether the seconds of a row say little: its optimizer stepped on cores that compiled other rows."""
+    return "beside_compilers" in row
+
+
 def compare(path: Path) -> None:
     """Predict the rows of a file again and print the errors."""
     memory, reserved, plain, tuned = [], [], [], []
     tuned_seconds: list[float] = []
     seconds: list[float] = []
-    for row in read_rows(path):
+    rows = read_rows(path)
+    for row in rows:
         made, by_rates = predicted(row), predicted(row, row["rates"])
         memory.append(made.worst.allocated / GIB / row["allocated"] - 1)
         reserved.append(made.worst.reserved / GIB / row["reserved"] - 1)
-        plain.append(made.time.total / row["seconds"] - 1)
-        tuned.append(by_rates.time.total / row["seconds"] - 1)
-        tuned_seconds.append(by_rates.time.total)
-        seconds.append(row["seconds"])
+        misses = [one.time.total / row["seconds"] - 1 for one in (made, by_rates)]
         print(
             f"{row['shape']:>7} x{row['sequences']:<3} {row['optimizer']:<16} {json.dumps(row['layout'])[:70]:<70} "
             f"memory {row['allocated']:6.2f} {100 * memory[-1]:+6.1f}% reserved {100 * reserved[-1]:+6.1f}% "
-            f"step {1e3 * row['seconds']:7.1f} ms {100 * plain[-1]:+6.1f}% calibrated {100 * tuned[-1]:+6.1f}%"
+            f"step {1e3 * row['seconds']:7.1f} ms {100 * misses[0]:+6.1f}% calibrated {100 * misses[1]:+6.1f}%"
+            f"{' (beside compilers)' if is_disturbed(row) else ''}"
         )
+        if is_disturbed(row):
+            continue
+        plain.append(misses[0])
+        tuned.append(misses[1])
+        tuned_seconds.append(by_rates.time.total)
+        seconds.append(row["seconds"])
     named = {"allocated": memory, "reserved": reserved, "step, datasheet": plain, "step, calibrated": tuned}
     for name, errors in named.items():
         sizes = [abs(error) for error in errors]
@@ -120,7 +130,7 @@ def compare(path: Path) -> None:
             f"{name}: {len(errors)} rows, median {100 * statistics.median(sizes):.1f}%, worst {100 * max(sizes):.1f}%, "
             f"lowest {100 * min(errors):+.1f}%"
         )
-    shares = choices(read_rows(path), tuned_seconds)
+    shares = choices([row for row in rows if not is_disturbed(row)], tuned_seconds)
     print(f"chosen layouts: {len(shares)} groups, slowest {100 * min(shares, default=1.0):.1f}% of the best measured")
     print(f"Kendall tau of the calibrated steps: {kendall(tuned_seconds, seconds):.3f}")
 

@@ -20,19 +20,19 @@ GIB = 2**30
 def rows() -> list[dict[str, Any]]:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        from plan_gpu import choices, kendall, predicted, read_rows
+        from plan_gpu import choices, is_disturbed, kendall, predicted, read_rows
     finally:
         sys.path.pop(0)
     found = read_rows(Path(__file__).parent / "h200_rows.jsonl")
     for row in found:
         row["predicted"], row["calibrated"] = predicted(row), predicted(row, row["rates"])
-    found[0] |= {"kendall": kendall, "choices": choices}
+    found[0] |= {"kendall": kendall, "choices": choices, "is_disturbed": is_disturbed}
     return found
 
 
 def test_allocated_peaks_are_met_and_never_missed_from_below(rows: list[dict[str, Any]]) -> None:
     errors = [row["predicted"].worst.allocated / GIB / row["allocated"] - 1 for row in rows]
-    assert len(errors) >= 111
+    assert len(errors) >= 123
     assert statistics.median(map(abs, errors)) < 0.02
     assert max(errors) < 0.06
     assert min(errors) > -0.02
@@ -58,16 +58,16 @@ def test_reserved_peaks(rows: list[dict[str, Any]]) -> None:
 
 
 def test_steps_and_their_order(rows: list[dict[str, Any]]) -> None:
-    plain = [row["predicted"].time.total / row["seconds"] - 1 for row in rows]
-    tuned = [row["calibrated"].time.total / row["seconds"] - 1 for row in rows]
+    tools = rows[0]
+    timed = [row for row in rows if not tools["is_disturbed"](row)]
+    assert len(timed) >= 120
+    plain = [row["predicted"].time.total / row["seconds"] - 1 for row in timed]
+    tuned = [row["calibrated"].time.total / row["seconds"] - 1 for row in timed]
     assert statistics.median(map(abs, plain)) < 0.20
     assert statistics.median(map(abs, tuned)) < 0.06
-    # Five rows miss 15%: two with offload, one with a compiled update, two eager ones that wait for the host.
-    assert sorted(abs(miss) for miss in tuned)[-6] < 0.15
-    hard = [row["layout"]["compile"] is False for row in rows]
-    assert max(abs(miss) for miss, is_hard in zip(tuned, hard, strict=True) if not is_hard) < 0.15
-    chosen = rows[0]["choices"](rows, [row["calibrated"].time.total for row in rows])
+    assert max(map(abs, tuned)) < 0.15
+    seconds = [row["calibrated"].time.total for row in timed]
+    chosen = tools["choices"](timed, seconds)
     assert len(chosen) >= 9
     assert min(chosen) > 0.98
-    tau = rows[0]["kendall"]
-    assert tau([row["calibrated"].time.total for row in rows], [row["seconds"] for row in rows]) > 0.92
+    assert tools["kendall"](seconds, [row["seconds"] for row in timed]) > 0.92

@@ -103,6 +103,18 @@ def _cast_bytes(w: Widths) -> float:
     return 2 + 2 if w.setting.traits.delayed_scales else 2 + 2 + 2
 
 
+def fp8_operators(w: Widths) -> tuple[int, int]:
+    """Return how many linear layers and how many gated MLPs of a block are fp8 operators."""
+    shapes = list(w.attention_matrices.values())
+    fused = 0
+    for width in _dense_widths(w):
+        if mlp_is_one_operator(w, width):
+            fused += 1
+        else:
+            shapes += [(width * (2 if w.gated else 1), w.dim), (w.dim, width)]
+    return sum(runs_in_fp8(w, rows, columns) for rows, columns in shapes), fused
+
+
 def fp8_parameters(w: Widths) -> float:
     """Return the elements of a block's weights that are cast to fp8; the others are cast to 16 bits."""
     found = sum(rows * columns for rows, columns in w.attention_matrices.values() if runs_in_fp8(w, rows, columns))
