@@ -39,8 +39,8 @@ def split_inferred(model: nn.Module, mesh: DeviceMesh) -> dict[str, Role]:
     roles = infer_roles(model, group.size)
     if group.rank == 0 and {Role.VOCAB, Role.HEAD}.issuperset(roles.values()):
         _log.warning(
-            "tp %d shards nothing of %s but embeddings and heads: it knows no names of its other layers, or does not "
-            "divide their sizes; zero 3 shards any model",
+            "tp %d shards only embeddings and heads of %s; its other layers are replicated, because their names are "
+            "unknown or tp does not divide their sizes. Fix: use zero=3, which shards any model",
             group.size,
             type(model).__name__,
         )

@@ -54,21 +54,8 @@ _QUERY, _KEY, _VALUE = (
 _FUSED = {"c_attn", "qkv_proj", "query_key_value", "Wqkv", "wqkv", "qkv", "in_proj", "attn_qkv"}
 _ATTENTION_OUT = {"o_proj", "out_proj", "dense", "c_proj", "wo", "out_lin", "proj", "out", "o"}
 _UP = {
-    "gate_proj",
-    "up_proj",
-    "fc1",
-    "c_fc",
-    "w1",
-    "w3",
-    "dense_h_to_4h",
-    "fc_in",
-    "lin1",
-    "linear1",
-    "up",
-    "gate",
-    "wi",
-    "wi_0",
-    "wi_1",
+    *("gate_proj", "up_proj", "fc1", "c_fc", "w1", "w3", "dense_h_to_4h", "fc_in", "lin1", "linear1", "up", "gate"),
+    *("wi", "wi_0", "wi_1"),
 }
 _FUSED_UP = {"gate_up_proj", "gate_up", "w12"}
 _DOWN = {"down_proj", "fc2", "c_proj", "w2", "dense_4h_to_h", "fc_out", "lin2", "linear2", "down", "wo"}

@@ -1,7 +1,8 @@
 """Attention over a paged KV cache: new keys and values are written to their slots, queries read through block tables.
 
 One call serves prefill, decode and anything between: each row of a `PagedBatch` is a sequence with one or more new
-tokens at the end of its context. `triton` runs on a GPU, `reference` everywhere.
+tokens at the end of its context. `triton` runs on a GPU, `native` (in C) and `cpu` on a CPU, `reference`
+everywhere.
 """
 
 from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation

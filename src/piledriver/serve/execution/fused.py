@@ -2,7 +2,8 @@
 
 It covers the Llama-like shapes (pre-norm RMSNorm, rotary positions, gated silu MLP, optional query-key norm, window and
 soft-cap) on a GPU in 16 bits and on a CPU in fp32; other models run through `ModuleForward`. Every kernel treats a
-token's row by itself; in invariant mode, on a GPU, also in an order that does not depend on the number of rows.
+token's row by itself; in invariant mode, on a GPU, also in an order that does not depend on the number of rows. On a
+CPU, decode steps of a few sequences run all blocks in one C function.
 """
 
 from __future__ import annotations
