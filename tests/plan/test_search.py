@@ -17,7 +17,8 @@ from piledriver.plan import PlanError, Wishes, Workload, explain, parse_hardware
 from piledriver.plan.model_config import config_of
 from piledriver.plan.report.table import plan_text
 from piledriver.plan.result import Plan
-from piledriver.plan.search.choose import search_layouts
+from piledriver.plan.search import choose
+from piledriver.plan.search.choose import search_layouts, smallest_changes
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +153,12 @@ def test_hardware_files_and_mixed_clusters(tmp_path: object) -> None:
     assert mixed.slowest.name == "a100-40g"
     assert mixed.count == len(mixed.devices()) == 8
     assert replace(mixed, count=8).name == "4xh100-80g+4xa100-40g"
+
+
+def test_more_devices_that_need_a_larger_batch_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "any_fits", lambda workload, cluster, wishes: workload.batch == 4)
+    workload, cluster = Workload(config=preset("gpt2"), length=256, batch=1), parse_hardware("1xh100-80g")
+    assert "4xh100-80g (4 times the devices) and 4 sequences" in smallest_changes(workload, cluster, Wishes())
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,8 @@ def smallest_changes(workload: Workload, cluster: Cluster, wishes: Wishes, count
         what = f"{more.name} ({factor} times the devices)"
         if tries(what, workload, more, wishes):
             break
-        if workload.batch < more.count and tries(what, replace(workload, batch=more.count), more, wishes):
+        larger = replace(workload, batch=more.count)
+        if workload.batch < more.count and tries(f"{what} and {more.count} sequences", larger, more, wishes):
             break
         factor *= 2
     if len(found) < count:

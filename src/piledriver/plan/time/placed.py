@@ -50,7 +50,8 @@ class Placed:
         A short measurement of a shared host is noisy: only a part of its deviation from the usual counts.
         """
         usual = self.efficiency.launch
-        return usual * ((measured_rate(device, "launch") or usual) / usual) ** _TRUST_IN_CLOCK
+        deviation = (measured_rate(device, "launch") or usual) / usual
+        return float(usual * deviation**_TRUST_IN_CLOCK)
 
     def key(self, stage: Stage) -> Any:
         """Return what tells stages: those alike cost the same."""
