@@ -10,7 +10,7 @@ from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.ends import EndCost, embedding_cost, loss_cost
 from piledriver.plan.blocks.operators import BlockCost
 from piledriver.plan.blocks.parameters import Stage, block_kinds
-from piledriver.plan.blocks.setting import Traits, setting_of
+from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.memory.in_flight import micro_batches_in_flight, runs_forwards_first
 from piledriver.plan.memory.state_bytes import StateBytes, weight_size_of
@@ -18,21 +18,22 @@ from piledriver.plan.memory.states import stage_states
 
 
 class Rank:
-    """One pipeline rank of a layout; with `brief`, its kept activations are one owner."""
+    """One pipeline rank of a layout that holds these stages; with `brief`, its kept activations are one owner."""
 
     def __init__(
         self,
         config: ModelConfig,
         layout: Layout,
         stages: list[Stage],
+        rank: int = 0,
+        *,
         length: int,
         sequences: int,
         accumulation: int,
-        optimizer: str,
-        compiled: bool,
-        traits: Traits,
-        kind: str,
-        rank: int = 0,
+        optimizer: str = "adamw",
+        compiled: bool = True,
+        traits: Traits = PILEDRIVER,
+        kind: str = "cuda",
         brief: bool = False,
     ) -> None:
         self.brief = brief
@@ -90,6 +91,13 @@ class Rank:
         if layout.activation_offload and count > 1:
             kept = 2 * kept / count  # the block at work and the next one are on the device
         return kept
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        if self.layout.pp == 1:
+            return "every rank"
+        return {0: "first stage", self.layout.pp - 1: "last stage"}.get(self.rank, f"stage {self.rank}")
 
     @property
     def border_bytes(self) -> float:

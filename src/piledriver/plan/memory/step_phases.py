@@ -13,8 +13,8 @@ from piledriver.plan.memory.segments import stranded_bytes
 Rest = tuple[Owner, ...]
 
 
-def timeline_of_rank(rank: Rank, name: str) -> Timeline:
-    """Return the memory of one step on a rank, which is called `name`."""
+def timeline_of_rank(rank: Rank) -> Timeline:
+    """Return the memory of one step on a rank."""
     rest = at_rest(rank)
     phases = [_start(rank, rest), _forward(rank, rest)]
     if rank.last:
@@ -33,7 +33,7 @@ def timeline_of_rank(rank: Rank, name: str) -> Timeline:
     groups += (rank.layout.dp_replicate or 1) > 1
     peak = max(phases, key=lambda phase: phase.bytes)
     return Timeline(
-        rank=name,
+        rank=rank.name,
         phases=tuple(phases),
         host=host,
         disk=rank.block.disk * rank.layers + rank.ends.disk,

@@ -49,37 +49,14 @@ def step_timelines(
         "brief": largest_only,
     }
     if layout.pp == 1:
-        return [rank_timeline(config, layout, [stages[0]], 0, **settings)]
+        return [timeline_of_rank(Rank(config, layout, [stages[0]], **settings))]
     own = [[stages[index] for index in many] for many in stages_by_rank(layout)]
     ranks = list(range(layout.pp)) if layout.stage_blocks is not None or every_rank else _distinct(layout)
     if largest_only and len(ranks) == 3 and (config.moe is None or not config.moe.dense_layers):
         blocks = [sum(len(stage.blocks) for stage in own[rank]) for rank in ranks]
         if blocks[1] <= blocks[0]:
             del ranks[1]
-    return [rank_timeline(config, layout, own[rank], rank, **settings) for rank in ranks]
-
-
-def rank_timeline(
-    config: ModelConfig,
-    layout: Layout,
-    stages: list[Stage],
-    rank: int,
-    *,
-    length: int,
-    sequences: int,
-    accumulation: int,
-    optimizer: str = "adamw",
-    compiled: bool = True,
-    traits: Traits = PILEDRIVER,
-    kind: str = "cuda",
-    brief: bool = False,
-) -> Timeline:
-    """Return the timeline of one pipeline rank that holds these stages; with `brief`, kept activations as one owner."""
-    made = Rank(config, layout, stages, length, sequences, accumulation, optimizer, compiled, traits, kind, rank, brief)
-    if layout.pp == 1:
-        return timeline_of_rank(made, "every rank")
-    name = "first stage" if rank == 0 else "last stage" if rank == layout.pp - 1 else f"stage {rank}"
-    return timeline_of_rank(made, name)
+    return [timeline_of_rank(Rank(config, layout, own[rank], rank, **settings)) for rank in ranks]
 
 
 def _distinct(layout: Layout) -> list[int]:

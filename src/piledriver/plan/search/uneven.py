@@ -11,7 +11,8 @@ from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.parameters import Stage, stages_of_layout
 from piledriver.plan.hardware.cluster import HEADROOM, Cluster
-from piledriver.plan.memory.timeline import rank_timeline
+from piledriver.plan.memory.rank import Rank
+from piledriver.plan.memory.step_phases import timeline_of_rank
 from piledriver.plan.prediction import Workload, compiles
 from piledriver.plan.time.rates import Efficiency
 from piledriver.plan.time.stage import stage_seconds
@@ -115,7 +116,7 @@ def _most_blocks(workload: Workload, layout: Layout, cluster: Cluster, rank: int
     room = cluster.stage_memory(layout.pp, rank) * (1 - HEADROOM)
 
     def fits(blocks: int) -> bool:
-        timeline = rank_timeline(
+        made = Rank(
             config,
             layout,
             [_stage(config, layout, rank, blocks)],
@@ -127,7 +128,7 @@ def _most_blocks(workload: Workload, layout: Layout, cluster: Cluster, rank: int
             optimizer=workload.optimizer,
             kind=cluster.device.kind,
         )
-        return timeline.driver <= room
+        return timeline_of_rank(made).driver <= room
 
     low, high = 0, config.layers
     while low < high:
