@@ -33,7 +33,7 @@ from piledriver.data import StreamConfig, open_stream
 from piledriver.engine import Layout
 from piledriver.kernels.linear import dequantise_weight, quantise_weight, weight_codes
 from piledriver.models import ModelConfig, Transformer
-from piledriver.models.config import MoEConfig
+from piledriver.models.config import LatentAttentionConfig, MoEConfig
 from piledriver.models.interchange import load_folder, read_folder_config, save_folder
 from piledriver.models.presets import learning_rate
 from piledriver.models.quantised import QuantisedLinear
@@ -315,6 +315,20 @@ def test_experts_stay_dense_as_they_were_trained(place: Path, tmp_path: Path) ->
     with torch.no_grad():
         torch.testing.assert_close(written(TOKENS), trained(TOKENS), rtol=1e-4, atol=1e-4)
     assert written.compression[-1]["skipped"]["blocks.0.mlp.experts"] == "experts were not rounded in training"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"moe": MoEConfig(experts=2, expert_dim=32, shared_dim=32, shared_gate=True)},
+        {"latent": LatentAttentionConfig(kv_rank=32, rope_dim=8, value_dim=8), "kv_heads": 4, "head_dim": 16},
+    ],
+)
+def test_layers_that_are_rounded_in_training_are_rounded_after_it(part: dict[str, Any]) -> None:
+    model = Transformer(ModelConfig(**{**SHAPE, **part}))
+    skip = ["*.experts"] if "moe" in part else []
+    rounded = compress.quantise(model, "w4a16-g32", skip=skip).compression[-1]["relative_error"]
+    assert set(make_quantisation_aware(model, Scheme.named("w4a16-g32"))) == set(rounded)
 
 
 @pytest.mark.parametrize(

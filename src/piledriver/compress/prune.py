@@ -71,23 +71,23 @@ def prune(
             raise UsageError("the plan removes nothing", fix="plan with params:0.7, or quantise")
         sparsity = sparsity.shape
     _check(model, sparsity, method, compare, data, skip)
+    calibration = None if data is None else Calibration.of(data, samples=samples, cursor=cursor)
     model = model if in_place else copy.deepcopy(model)
+    place = torch.device(device) if device is not None else model.output_weight().device
     if isinstance(sparsity, SmallerShape):
-        assert data is not None
+        assert calibration is not None
         return prune_shape(
             model,
             sparsity,
-            Calibration.of(data, samples=samples, cursor=cursor),
+            calibration,
             layer_score=layer_score,
             correct=correct,
             damping=damping,
-            device=torch.device(device) if device is not None else model.output_weight().device,
+            device=place,
             batch_tokens=batch_tokens,
             show_progress=show_progress,
         )
     pattern, share = _parse(sparsity)
-    calibration = None if data is None else Calibration.of(data, samples=samples, cursor=cursor)
-    place = torch.device(device) if device is not None else model.output_weight().device
     walk = None
     if calibration is not None and method != "magnitude":
         walk = BlockWalk(model, calibration, device=place, batch_tokens=batch_tokens)

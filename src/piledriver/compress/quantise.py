@@ -19,7 +19,7 @@ from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatist
 from piledriver.compress.experts import quantise_experts
 from piledriver.compress.gptq import gptq
 from piledriver.compress.scaling import apply_scale, input_scales
-from piledriver.compress.scheme import Scheme
+from piledriver.compress.scheme import KEPT_DENSE, Scheme
 from piledriver.compress.smoothquant import smoothing_scale
 from piledriver.core.errors import UsageError
 from piledriver.data import Cursor, TokenStream
@@ -40,12 +40,6 @@ _ORDER = (
     ("mlp.gate_up", "mlp.up", "shared_mlp.gate_up", "shared_mlp.up"),
     ("mlp.down", "shared_mlp.down"),
 )
-# Layers that stay dense in every model, and why.
-_DENSE = {
-    "attention.kv_b": "decoding over latent vectors reads it as a matrix",
-    "mlp.router.score": "small, and its choices must not change",
-    "shared_gate": "small",
-}
 _EXPERTS = "experts are quantised by weights only, and this scheme rounds their inputs"
 
 
@@ -273,8 +267,8 @@ def _skipped(model: Transformer, scheme: Scheme, patterns: Iterable[str]) -> dic
             _check_experts(block.mlp.experts, f"blocks.{name}.mlp.experts", scheme, skipped)
         for key, layer in _linears(block):
             full = f"blocks.{name}.{key}"
-            if key in _DENSE:
-                skipped.setdefault(full, _DENSE[key])
+            if key in KEPT_DENSE:
+                skipped.setdefault(full, KEPT_DENSE[key])
             if full not in skipped and not _fits(layer.weight, scheme):
                 raise UsageError(
                     f"{full} has {layer.in_features} columns, which {scheme.name} does not divide",

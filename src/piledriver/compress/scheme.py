@@ -14,6 +14,13 @@ NAMES = (
 )
 """Names of all schemes: bits of weights and activations, `-fp8`, columns of a group, `-asym` for a zero point."""
 
+KEPT_DENSE = {
+    "attention.kv_b": "decoding over latent vectors reads it as a matrix",
+    "mlp.router.score": "small, and its choices must not change",
+    "shared_gate": "small",
+}
+"""Layers of a block that stay dense in every scheme, and why."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:

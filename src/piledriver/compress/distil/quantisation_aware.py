@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from piledriver.compress.scheme import Scheme
+from piledriver.compress.scheme import KEPT_DENSE, Scheme
 from piledriver.core.errors import UsageError
 from piledriver.kernels.linear import dequantise_weight, weight_grid
 from piledriver.models import Transformer
@@ -48,7 +48,7 @@ class QuantisationAwareLinear(Linear):
 def make_quantisation_aware(model: Transformer, scheme: Scheme, skip: Sequence[str] = ()) -> list[str]:
     """Turn the linear layers of blocks into quantisation-aware ones, in place; return their names.
 
-    Layers that `skip` names, routers and layers whose columns the scheme's groups do not divide stay as they are.
+    Layers that `skip` names, that no scheme rounds, or whose columns the scheme's groups do not divide stay dense.
     """
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise UsageError("the model is sharded already", fix="change it before its layout is applied")
@@ -59,7 +59,7 @@ def make_quantisation_aware(model: Transformer, scheme: Scheme, skip: Sequence[s
         full = f"blocks.{name}"
         if type(module) is not Linear or any(fnmatch.fnmatch(full, pattern) for pattern in skip):
             continue
-        if name.endswith("router.score") or not scheme.fits(module.in_features):
+        if name.partition(".")[2] in KEPT_DENSE or not scheme.fits(module.in_features):
             continue
         module.__class__ = QuantisationAwareLinear
         module.scheme = scheme  # type: ignore[assignment]
