@@ -22,6 +22,16 @@ class Operation(NamedTuple):
 
     read: Callable[[list[Tensor], ModelConfig], Tensor]
     write: Callable[[Tensor, ModelConfig], list[Tensor]]
+    views: Callable[[Tensor, ModelConfig], list[Tensor]] | None = None
+    """The places of their tensors in ours, each in a shape to which theirs can be reshaped; None if there are none."""
+
+    def read_into(self, ours: Tensor, parts: list[Tensor], config: ModelConfig) -> None:
+        """Copy their tensors to ours, without memory for another copy where they have a place in it."""
+        if self.views is None:
+            ours.copy_(self.read(parts, config))
+            return
+        for place, part in zip(self.views(ours, config), parts, strict=True):
+            place.copy_(part.reshape(place.shape))
 
 
 def _group_qkv(parts: list[Tensor], config: ModelConfig) -> Tensor:
@@ -29,10 +39,14 @@ def _group_qkv(parts: list[Tensor], config: ModelConfig) -> Tensor:
     return torch.cat(grouped, dim=1).flatten(0, 1)
 
 
-def _split_qkv(ours: Tensor, config: ModelConfig) -> list[Tensor]:
+def _view_qkv(ours: Tensor, config: ModelConfig) -> list[Tensor]:
     grouped = torch.unflatten(ours, 0, (config.kv_heads, -1))
     sizes = [config.heads // config.kv_heads * config.head_dim, config.head_dim, config.head_dim]
-    return [part.flatten(0, 1).contiguous() for part in torch.split(grouped, sizes, dim=1)]
+    return list(torch.split(grouped, sizes, dim=1))
+
+
+def _split_qkv(ours: Tensor, config: ModelConfig) -> list[Tensor]:
+    return [part.flatten(0, 1).contiguous() for part in _view_qkv(ours, config)]
 
 
 def _unjoin_qkv(joined: Tensor, config: ModelConfig) -> list[Tensor]:
@@ -94,9 +108,12 @@ def _alternate(parts: list[Tensor], dim: int) -> Tensor:
     return torch.stack(blocks, dim=dim + 1).flatten(dim, dim + 2)
 
 
+def _view_gate_up(ours: Tensor, dim: int) -> list[Tensor]:
+    return list(torch.unflatten(ours, dim, (-1, 2, gate_block_of(ours.shape[dim] // 2))).unbind(dim + 1))
+
+
 def _separate(ours: Tensor, dim: int) -> list[Tensor]:
-    pairs = torch.unflatten(ours, dim, (-1, 2, gate_block_of(ours.shape[dim] // 2)))
-    return [part.flatten(dim, dim + 1).contiguous() for part in pairs.unbind(dim + 1)]
+    return [part.flatten(dim, dim + 1).contiguous() for part in _view_gate_up(ours, dim)]
 
 
 def _stack_alternate(parts: list[Tensor]) -> Tensor:
@@ -122,10 +139,10 @@ def _swapped(x: Tensor) -> Tensor:
 
 
 OPERATIONS: dict[str, Operation] = {
-    "copy": Operation(lambda parts, _: parts[0], lambda ours, _: [ours]),
+    "copy": Operation(lambda parts, _: parts[0], lambda ours, _: [ours], lambda ours, _: [ours]),
     "scalar": Operation(lambda parts, _: parts[0].reshape(1), lambda ours, _: [ours.reshape(())]),
     "transpose": Operation(lambda parts, _: parts[0].t(), lambda ours, _: [ours.t().contiguous()]),
-    "qkv": Operation(_group_qkv, _split_qkv),
+    "qkv": Operation(_group_qkv, _split_qkv, _view_qkv),
     "joined_qkv": Operation(
         lambda parts, config: _group_qkv(_unjoin_qkv(parts[0], config), config),
         lambda ours, config: [torch.cat(_split_qkv(ours, config))],
@@ -151,16 +168,24 @@ OPERATIONS: dict[str, Operation] = {
         lambda ours, config: [_on_shared_key(_neighbours, ours, config)],
     ),
     "gate_up": Operation(
-        lambda parts, _: _alternate(parts, _row_dim(parts[0])), lambda ours, _: _separate(ours, _row_dim(ours))
+        lambda parts, _: _alternate(parts, _row_dim(parts[0])),
+        lambda ours, _: _separate(ours, _row_dim(ours)),
+        lambda ours, _: _view_gate_up(ours, _row_dim(ours)),
     ),
     "joined_gate_up": Operation(
         lambda parts, _: _alternate(list(parts[0].chunk(2, _row_dim(parts[0]))), _row_dim(parts[0])),
         lambda ours, _: [torch.cat(_separate(ours, _row_dim(ours)), _row_dim(ours))],
     ),
     "stack": Operation(
-        lambda parts, _: torch.stack(parts), lambda ours, _: [part.contiguous() for part in ours.unbind(0)]
+        lambda parts, _: torch.stack(parts),
+        lambda ours, _: [part.contiguous() for part in ours.unbind(0)],
+        lambda ours, _: list(ours.unbind(0)),
     ),
-    "stack_gate_up": Operation(lambda parts, _: _stack_alternate(parts), lambda ours, _: _unstack_separate(ours)),
+    "stack_gate_up": Operation(
+        lambda parts, _: _stack_alternate(parts),
+        lambda ours, _: _unstack_separate(ours),
+        lambda ours, _: [expert for part in _view_gate_up(ours, 1) for expert in part.unbind(0)],
+    ),
     "stacked_transposed": Operation(lambda parts, _: _swapped(parts[0]), lambda ours, _: [_swapped(ours)]),
     "stacked_gate_up_transposed": Operation(
         lambda parts, _: _alternate(list(_swapped(parts[0]).chunk(2, 1)), 1),

@@ -17,7 +17,7 @@ from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.folder.files import AGAIN, GENERATION
 from piledriver.models.interchange.folder.names import stays_fp32
 from piledriver.models.interchange.folder.quantised import quantised_layers
-from piledriver.models.interchange.folder.weights import read_weights
+from piledriver.models.interchange.folder.weights import read_parts, read_weights
 from piledriver.models.quantised import StackedCodes, replace_experts, replace_linear
 from piledriver.models.transformer import Transformer
 from piledriver.runtime.dtensor import is_dtensor
@@ -105,22 +105,23 @@ def stored_dtype(folder: str | os.PathLike[str]) -> torch.dtype:
     return next(read_weights(folder, config, theirs))[1].dtype
 
 
+@torch.no_grad()
 def _read(
     targets: Mapping[str, Tensor], folder: str | os.PathLike[str], config: ModelConfig, theirs: Mapping[str, Any]
 ) -> None:
     """Copy the weights of a folder to parameters; those of one device are put together there."""
     places = {target.device for target in targets.values()}
     whole = len(places) == 1 and not any(is_dtensor(target) for target in targets.values())
-    for name, tensor in read_weights(folder, config, theirs, targets, device=places.pop() if whole else None):
-        _copy(targets[name], tensor)
+    device = places.pop() if whole else None
+    for name, operation, parts in read_parts(folder, config, theirs, targets, device=device):
+        if is_dtensor(targets[name]):
+            _distribute(targets[name], operation.read(parts, config))
+        else:
+            operation.read_into(targets[name], parts, config)
 
 
-@torch.no_grad()
-def _copy(target: Tensor, source: Tensor) -> None:
-    if is_dtensor(target):
-        from torch.distributed.tensor import distribute_tensor
+def _distribute(target: Any, source: Tensor) -> None:
+    from torch.distributed.tensor import distribute_tensor
 
-        moved = source.to(device=target.device, dtype=target.dtype).contiguous()
-        target.copy_(distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None))
-    else:
-        target.copy_(source)
+    moved = source.to(device=target.device, dtype=target.dtype).contiguous()
+    target.copy_(distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None))

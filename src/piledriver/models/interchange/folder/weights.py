@@ -19,7 +19,7 @@ from piledriver.models.interchange.families import family_of
 from piledriver.models.interchange.folder.files import open_tensors, tensor_files
 from piledriver.models.interchange.folder.names import meta_parameters, stored_name, tensor_rule
 from piledriver.models.interchange.quantised_layers import StoredTensors
-from piledriver.models.interchange.tensors import OPERATIONS
+from piledriver.models.interchange.tensors import OPERATIONS, Operation
 
 
 def read_weights(
@@ -27,14 +27,24 @@ def read_weights(
     config: ModelConfig,
     theirs: Mapping[str, Any],
     names: Container[str] | None = None,
-    *,
-    device: torch.device | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (our name, tensor) of every parameter, or of `names` only; `theirs` is the content of its config.json.
 
-    With a `device`, their tensors are moved there before ours are put together. Missing or unknown tensors raise
-    `InterchangeError`.
+    Missing or unknown tensors raise `InterchangeError`.
     """
+    for name, operation, parts in read_parts(folder, config, theirs, names):
+        yield name, operation.read(parts, config)
+
+
+def read_parts(
+    folder: str | os.PathLike[str],
+    config: ModelConfig,
+    theirs: Mapping[str, Any],
+    names: Container[str] | None = None,
+    *,
+    device: torch.device | None = None,
+) -> Iterator[tuple[str, Operation, list[Tensor]]]:
+    """Yield (our name, operation, its tensors) as `read_weights`: not put together, and moved to `device` if given."""
     kind, files = family_of(theirs), tensor_files(Path(folder))
     unread = set(files)
     with ExitStack() as stack:
@@ -51,7 +61,7 @@ def read_weights(
                     parts.append(tensors.dense(found).to(device=device))
             if parts:
                 _check_shapes(folder, sources, parts, OPERATIONS[operation].write(shapes[name], config))
-                yield name, OPERATIONS[operation].read(parts, config)
+                yield name, OPERATIONS[operation], parts
     allowed = [pattern.replace("{layers}", str(config.layers)) for pattern in kind.ignore]
     allowed += [re.escape(kind.weights["head.weight"][1])] if config.tied else []
     left = sorted(key for key in unread if not any(re.search(pattern, key) for pattern in allowed))
