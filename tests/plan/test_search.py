@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from piledriver.cli.main import main
 from piledriver.core.errors import UnknownNameError
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
@@ -110,10 +111,14 @@ def test_given_micro_batches_are_kept() -> None:
     assert (made.layout.microbatches, made.sequences) == (2, 8)
 
 
-def test_a_config_file_of_a_folder_is_that_folder(tmp_path: Path) -> None:
+def test_a_config_file_of_a_folder_is_that_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(given))
     assert config_of(tmp_path / "config.json") == config_of(tmp_path)
+    run = tmp_path / "run.yaml"
+    run.write_text(f"model: {tmp_path}\ndata: {{tokens: t}}\nbatch_tokens: 4096\nbudget_tokens: 4096\nout: run\n")
+    assert main(["plan", str(run), "--hardware", "1xh100-80g"]) == 0
+    assert f"{tmp_path.name} (0.1M parameters)" in capsys.readouterr().out
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(PlanError, match="neither a training config nor a model"):
         config_of(tmp_path / "model.json")
@@ -204,8 +209,6 @@ def test_offload_on_a_cpu_makes_no_room() -> None:
     ],
 )
 def test_options_that_cannot_be_are_one_line(options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from piledriver.cli.main import main
-
     code = main(["plan", "llama-3-8b", "--hardware", "8xh100-80g", *options.split()])
     lines = capsys.readouterr().err.strip().splitlines()
     assert code in (1, 2)

@@ -141,14 +141,13 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def _of_config(path: str) -> dict[str, Any]:
     from piledriver.core.config import load_config
-    from piledriver.models.presets import preset
+    from piledriver.plan.model_config import config_of
     from piledriver.train.config import TrainConfig
 
     config = load_config(TrainConfig, path)
-    model = preset(config.model) if isinstance(config.model, str) else config.model
     return {
-        "model": model,
-        "length": config.data.seq_len or model.max_positions,
+        "model": config.model,
+        "length": config.data.seq_len or config_of(config.model)[0].max_positions,
         "batch_tokens": config.batch_tokens,
         "optimizer": config.optimizer.kind,
     }
