@@ -313,27 +313,22 @@ def _on_node(name: str, rank: int, out: Path, *extra: str) -> subprocess.Popen[s
 
 
 @pytest.mark.slow
-def test_two_nodes_train_together(two_nodes: list[str], undisturbed: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    nodes = [_on_node(name, rank, tmp_path / "both") for rank, name in enumerate(two_nodes)]
-    said = [node.communicate(timeout=HANG_S)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    got = torch.load(tmp_path / "both" / "final.pt")
-    assert all(torch.equal(undisturbed[key], got[key]) for key in undisturbed)
-
-
-@pytest.mark.slow
-def test_a_cut_link_is_an_error_within_the_timeout(two_nodes: list[str], tmp_path: Path) -> None:
-    cut = tmp_path / "cut"
+def test_two_nodes_train_together_and_a_cut_link_is_an_error_within_the_timeout(
+    two_nodes: list[str], undisturbed: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    both = tmp_path / "both"
     nodes = [
-        _on_node(name, rank, cut, "--timeout-seconds", "5", "--wait-for-cut", str(rank))
+        _on_node(name, rank, both, "--timeout-seconds", "5", "--wait-for-cut", str(rank))
         for rank, name in enumerate(two_nodes)
     ]
-    ready = [cut / f"ready-{rank}" for rank in range(2)]
+    ready = [both / f"ready-{rank}" for rank in range(2)]
     while not all(file.exists() for file in ready):
         assert all(node.poll() is None for node in nodes), "both must live until the link is cut"
         time.sleep(0.2)
+    got = torch.load(both / "final.pt")
+    assert all(torch.equal(undisturbed[key], got[key]) for key in undisturbed)
     subprocess.run(["ip", "-n", two_nodes[1], "link", "set", "pdv1", "down"], check=True)
-    (cut / "go").write_text("")
+    (both / "go").write_text("")
     said = [node.communicate(timeout=HANG_S)[0] for node in nodes]
     assert all(node.returncode != 0 for node in nodes)
     assert any("another process is gone or cannot be reached" in text for text in said), said

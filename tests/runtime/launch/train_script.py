@@ -47,21 +47,22 @@ def main() -> None:
         before = json.loads(attempts.read_text()) if attempts.exists() else []
         attempts.write_text(json.dumps([*before, step]))
     for x, y in loader:
-        if args.wait_for_cut is not None and step == 2:
-            (args.out / f"ready-{args.wait_for_cut}").write_text("")
-            while not (args.out / "go").exists():
-                time.sleep(0.1)
         accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if step % 2 == 0 and args.wait_for_cut is None:
+        if step % 2 == 0:
             accelerator.save_state(folder_for(args.out, step))
         if step == 5 and args.kill_rank == accelerator.process_index and found is None:
             os.kill(os.getpid(), signal.SIGKILL)
     assert step == STEPS, step
     if accelerator.is_main_process:
         torch.save(model.state_dict(), args.out / "final.pt")
+    if args.wait_for_cut is not None:
+        (args.out / f"ready-{args.wait_for_cut}").write_text("")
+        while not (args.out / "go").exists():
+            time.sleep(0.1)
+        accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
     accelerator.end_training()
 
 
