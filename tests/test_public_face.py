@@ -12,13 +12,24 @@ from piledriver.compat import accelerate
 
 NOUNS = "Accelerator Layout World Document Recipe build_corpus TokenStream Transformer train TrainConfig bits_per_byte"
 
-ORDERS = {
-    "the function first": "from piledriver import train, TrainConfig\nimport piledriver.train.config",
-    "the package first": "import piledriver.train.config\nfrom piledriver import train, TrainConfig",
-    "a module by another name": "import piledriver.train.config as c\nfrom piledriver import train, TrainConfig\n"
+ORDERS = [
+    "from piledriver import train, TrainConfig\nimport piledriver.train.config",
+    "import piledriver.train.config\nfrom piledriver import train, TrainConfig",
+    "import piledriver.train.config as c\nfrom piledriver import train, TrainConfig\n"
     "assert c.TrainConfig is TrainConfig",
-    "everything": "from piledriver import *",
-}
+    "from piledriver import *",
+]
+# One import of torch; each order begins in a process of its own that has imported nothing of ours.
+FORKS = """
+import os, sys, torch._dynamo, torch.distributed.checkpoint
+for code in {codes!r}:
+    child = os.fork()
+    if not child:
+        exec(code, dict())
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, code
+"""
 
 
 def run(code: str) -> str:
@@ -40,9 +51,8 @@ def test_the_names_of_accelerate_are_importable_and_not_listed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-def test_train_is_a_function_and_a_package_in_any_order_of_imports(order: str) -> None:
-    code = ORDERS[order] + (
+def test_train_is_a_function_and_a_package_in_any_order_of_imports() -> None:
+    checks = (
         "\nimport inspect, sys, piledriver\n"
         "assert list(inspect.signature(train).parameters)[0] == 'config' and callable(train)\n"
         "assert piledriver.train.config.TrainConfig is TrainConfig\n"
@@ -50,7 +60,8 @@ def test_train_is_a_function_and_a_package_in_any_order_of_imports(order: str) -
         "try: train(TrainConfig)\n"  # reaches the loop, which wants a config and not its class
         "except (AttributeError, TypeError): print('called')\n"
     )
-    assert run(code) == "called"
+    codes = [order + checks for order in ORDERS]
+    assert run(FORKS.format(codes=codes)).split() == ["called"] * len(ORDERS)
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

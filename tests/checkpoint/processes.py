@@ -25,6 +25,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # `torch._dynamo` is what the first sharded step would import, in every process again.
 _CONTEXT.set_forkserver_preload(
     [
+        "pytest",
         "torch",
         "torch._dynamo",
         "torch.distributed.fsdp",

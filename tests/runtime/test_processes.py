@@ -29,6 +29,7 @@ from piledriver.runtime.errors import (
 )
 from piledriver.runtime.launch.function import run_on_processes
 from piledriver.runtime.world import World, detect_world
+from tests.checkpoint.processes import Started
 
 
 def _joined() -> World:
@@ -118,7 +119,8 @@ def _everything(folder: str) -> None:
 
 @pytest.mark.slow
 def test_processes_together(tmp_path: Path) -> None:
-    run_on_processes(_everything, (str(tmp_path),), 3, fork=False)
+    run = Started(_everything, str(tmp_path), output=tmp_path / "output.txt", processes=3)
+    assert run.wait() == 0, run.output.read_text()
 
 
 def _fails_on_one() -> None:
@@ -163,7 +165,9 @@ def _free_port() -> int:
 
 @pytest.mark.slow
 def test_a_wrong_world_size_is_one_error_on_every_rank(tmp_path: Path) -> None:
-    run_on_processes(_disagree_on_size, (str(tmp_path), [_free_port() for _ in WRONG_SIZES]), 2, fork=False)
+    ports = [_free_port() for _ in WRONG_SIZES]
+    run = Started(_disagree_on_size, str(tmp_path), ports, output=tmp_path / "output.txt", processes=2)
+    assert run.wait() == 0, run.output.read_text()
 
 
 def test_a_taken_port_is_named() -> None:
