@@ -32,8 +32,8 @@ _ROTARY, _GATE, _QK_NORM = HostWork(52, 33, 28, 8), HostWork(16, 16, 4, 2), Host
 _ROUTING, _SHARED, _LATENT = HostWork(100, 80, 56, 16), HostWork(33, 38, 16, 7), HostWork(54, 48, 24, 14)
 # Launches of a block of other software with fused operators; of a compiled one, with routing, with latent attention.
 _FUSED_EAGER, _COMPILED, _COMPILED_ROUTING, _COMPILED_LATENT = (45, 83), (36, 64), (24, 36), (5, 10)
-# Of an fp8 linear layer and of a gated MLP in fp8, which compilers call as they are.
-_FP8_LINEAR, _FP8_MLP = (50, 53), (75, 100)
+# What an fp8 linear layer and a gated MLP in fp8 add; compilers call both as they are.
+_FP8_LINEAR, _FP8_MLP = HostWork(50, 53, 0, 0), HostWork(75, 100, 0, 0)
 # Checkpointing runs Python around a block and for each tensor that it saves, in its forward and in its recomputation.
 _CHECKPOINT, _SAVED_TENSOR = (31, 65), (1.13, 1.76)
 # Selective checkpointing also runs Python for each operator.
@@ -43,13 +43,9 @@ _SELECTED_OPERATOR = (2.4, 1.4)
 def block_launches(w: Widths) -> tuple[float, float]:
     """Return the host's work for the forward and for the backward of a block, recomputation included."""
     compiled, policy = w.setting.compiled, w.setting.activations
-    ours = w.setting.traits.name == "piledriver"
-    if not compiled and ours:
+    if not compiled and w.setting.traits.name == "piledriver":
         return _eager_launches(block_work(w), policy)
-    found = [_COMPILED if compiled else _FUSED_EAGER]
-    if ours:
-        linears, fused = fp8_operators(w)
-        found += linears * [_FP8_LINEAR] + fused * [_FP8_MLP]
+    found = [_COMPILED if compiled else _FUSED_EAGER, *((one.forward, one.backward) for one in _fp8_work(w))]
     if compiled and w.moe is not None:
         found.append(_COMPILED_ROUTING)
     if compiled and w.config.latent is not None:
@@ -70,7 +66,16 @@ def block_work(w: Widths) -> HostWork:
         (_SHARED, bool(w.shared)),
         (_LATENT, config.latent is not None),
     )
-    return HostWork(*map(sum, zip(*(part for part, has in there if has), strict=True)))
+    parts = [*(part for part, has in there if has), *_fp8_work(w)]
+    return HostWork(*map(sum, zip(*parts, strict=True)))
+
+
+def _fp8_work(w: Widths) -> list[HostWork]:
+    """Return the host's work for the fp8 operators of a block of this package."""
+    if w.setting.traits.name != "piledriver":
+        return []
+    linears, fused = fp8_operators(w)
+    return linears * [_FP8_LINEAR] + fused * [_FP8_MLP]
 
 
 def _eager_launches(work: HostWork, policy: str) -> tuple[float, float]:
