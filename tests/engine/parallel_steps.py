@@ -32,7 +32,7 @@ def lay_out(model: Transformer, layout: Layout) -> Mesh:
     return mesh
 
 
-def train(model: Transformer, mesh: Mesh | None, *, time: int, documents: bool = False, steps: int = 3) -> Any:
+def train(model: Transformer, mesh: Mesh | None, *, time: int, documents: bool = False, steps: int = 2) -> Any:
     """Losses of each step with SGD, which unlike Adam shows gradients of a wrong scale, then the weights."""
     rank, size = (0, 1) if mesh is None else (mesh.data_rank, mesh.layout.data_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
