@@ -48,7 +48,7 @@ build_corpus(load_recipe(sys.argv[1]), sys.argv[2], workers=2, chunk_bytes=20_00
 """
 
 
-KILLS = 10
+KILLS = 7
 
 
 @pytest.fixture(scope="module")
