@@ -118,6 +118,15 @@ def test_a_sharded_model_takes_the_same_steps_and_one_process_can_go_on(
     assert len(record["segments"]) == 1, "another number of processes reads the same stream"
 
 
+@pytest.mark.slow
+def test_the_launcher_starts_the_verb_on_two_processes(tokens: Path, undisturbed: Path, tmp_path: Path) -> None:
+    out, config = tmp_path / "run", undisturbed.parent / "config.yaml"
+    words = ["launch", "--nproc", "2", "--module", "piledriver.cli.main", "train", str(config), f"out={out}"]
+    done = subprocess.run([*VERB, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list(curve(out).values()) == pytest.approx(list(curve(undisturbed).values()), rel=1e-4)
+
+
 LAYOUTS = ["{zero: 1}", "{zero: 2}", "{zero: 3}", "{tp: 2}", "{pp: 2}", "{cp: 2, cp_method: all-to-all}"]
 
 
