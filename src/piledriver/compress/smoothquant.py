@@ -1,7 +1,7 @@
 """SmoothQuant: move the outliers of activations into the weights, where 8 bits hold them (Xiao et al., 2022).
 
-The paper scales what norms produce. Here the values of attention and the up projection of a gated MLP are scaled too:
-the inputs of `out` and `down` have the largest outliers.
+The paper scales what norms produce. Here the values of attention and the up projection of a gated MLP are scaled too,
+because the inputs of `out` and `down` have outliers of their own.
 """
 
 from __future__ import annotations

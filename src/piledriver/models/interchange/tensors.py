@@ -23,7 +23,7 @@ class Operation(NamedTuple):
     read: Callable[[list[Tensor], ModelConfig], Tensor]
     write: Callable[[Tensor, ModelConfig], list[Tensor]]
     views: Callable[[Tensor, ModelConfig], list[Tensor]] | None = None
-    """The places of their tensors in ours, each in a shape to which theirs can be reshaped; None if there are none."""
+    """Their tensors as views of ours, each in a shape to which theirs can be reshaped; None if they are not."""
 
     def read_into(self, ours: Tensor, parts: list[Tensor], config: ModelConfig) -> None:
         """Copy their tensors to ours, without memory for another copy where they have a place in it."""
@@ -121,8 +121,12 @@ def _stack_alternate(parts: list[Tensor]) -> Tensor:
     return _alternate([torch.stack(parts[:half]), torch.stack(parts[half:])], 1)
 
 
+def _view_stacked_gate_up(ours: Tensor) -> list[Tensor]:
+    return [expert for part in _view_gate_up(ours, 1) for expert in part.unbind(0)]
+
+
 def _unstack_separate(ours: Tensor) -> list[Tensor]:
-    return [expert.contiguous() for part in _separate(ours, 1) for expert in part.unbind(0)]
+    return [expert.flatten(0, 1).contiguous() for expert in _view_stacked_gate_up(ours)]
 
 
 def _zipped(parts: list[Tensor], dim: int) -> Tensor:
@@ -184,7 +188,7 @@ OPERATIONS: dict[str, Operation] = {
     "stack_gate_up": Operation(
         lambda parts, _: _stack_alternate(parts),
         lambda ours, _: _unstack_separate(ours),
-        lambda ours, _: [expert for part in _view_gate_up(ours, 1) for expert in part.unbind(0)],
+        lambda ours, _: _view_stacked_gate_up(ours),
     ),
     "stacked_transposed": Operation(lambda parts, _: _swapped(parts[0]), lambda ours, _: [_swapped(ours)]),
     "stacked_gate_up_transposed": Operation(

@@ -111,7 +111,7 @@ def fp8_operators(w: Widths) -> tuple[int, int]:
         if mlp_is_one_operator(w, width):
             fused += 1
         else:
-            shapes += [(width * (2 if w.gated else 1), w.dim), (w.dim, width)]
+            shapes += _mlp_matrices(w, width)
     return sum(runs_in_fp8(w, rows, columns) for rows, columns in shapes), fused
 
 
@@ -131,7 +131,10 @@ def _dense_widths(w: Widths) -> list[float]:
 
 
 def _fp8_of_mlp(w: Widths, width: float) -> float:
-    up = (width * (2 if w.gated else 1), w.dim)
-    down = (w.dim, width)
     whole = mlp_is_one_operator(w, width)
-    return sum(rows * columns for rows, columns in (up, down) if whole or runs_in_fp8(w, rows, columns))
+    return sum(rows * columns for rows, columns in _mlp_matrices(w, width) if whole or runs_in_fp8(w, rows, columns))
+
+
+def _mlp_matrices(w: Widths, width: float) -> list[tuple[float, float]]:
+    """Return rows and columns of the matrices of a dense MLP: up, with its gate, and down."""
+    return [(width * (2 if w.gated else 1), w.dim), (w.dim, width)]

@@ -59,9 +59,10 @@ def _step(placed: Placed, stage: Stage) -> tuple[float, float, float, float]:
     """Return the seconds of a stage's optimizer on the device, of the host for it, of offload, of streamed weights."""
     layout, optimizer = placed.layout, placed.optimizer
     states = stage_states(placed.config, stage, layout, optimizer, placed.setting.traits)
-    total = states["block"].times(len(stage.blocks)) + states["embedding"] + states["head"]
+    blocks = states["block"].times(len(stage.blocks))
+    total = blocks + states["embedding"] + states["head"]
     if layout.offloads:
-        return 0.0, 0.0, _offloaded_step(placed, total), _streamed(placed, states["block"].times(len(stage.blocks)))
+        return 0.0, 0.0, _offloaded_step(placed, total), _streamed(placed, blocks)
     rates = Rates(placed.cluster.slowest, placed.setting.matmul_precision, placed.efficiency)
     # Read gradient, weight and states, write weight and states; the norm reads the gradients once more.
     share = total.owned / max(total.elements, 1.0) if layout.zero else 1.0

@@ -49,7 +49,7 @@ class StagingBuffers:
             self._read_staged(file, offset, target, stream)
 
     def _read_staged(self, file: OpenedFile, offset: int, target: Tensor, stream: torch.cuda.Stream | None) -> None:
-        buffer, copied = self._take(another=stream is not None)
+        buffer, copied = self._take()
         try:
             if copied is not None:
                 copied.synchronize()  # the copy that last used this buffer
@@ -69,15 +69,9 @@ class StagingBuffers:
         finally:
             self._free.put((buffer, copied))
 
-    def _take(self, *, another: bool) -> tuple[HostBuffer, torch.cuda.Event | None]:
-        """Return a buffer that is free.
-
-        The last ones were given back with copies to a GPU under way: with `another`, new ones are made first, all that
-        may be, and then the one that is free for longest is taken. Without, one that a cache may still hold.
-        """
-        if not another:
-            with suppress(queue.Empty):
-                return self._free.get_nowait()
+    def _take(self) -> tuple[HostBuffer, torch.cuda.Event | None]:
+        with suppress(queue.Empty):
+            return self._free.get_nowait()
         with self._lock:
             make, self._left = self._left > 0, self._left - 1
         if not make:
