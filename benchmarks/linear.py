@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from piledriver.kernels.linear import QuantisedWeight, linear, quantise_weight
 from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.integers.gemv import integer_gemv
-from piledriver.kernels.linear.integers.rows import fits_integer_rows, integer_rows
 from piledriver.kernels.linear.integers.tiles import integer_tiles
+from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.tiles import mixed
 from piledriver.kernels.linear.mixed.warp_specialised import warp_specialised
 
@@ -112,7 +112,7 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
             for programs in (132, 264, 396, 528, 1 << 20):
                 add("gemv", rows=rows, warps=warps, programs=programs)
     elif tokens <= 16:
-        if fits_integer_rows(x, weight):
+        if fits_mixed_rows(x, weight):
             add("rows")
         width = max(8, tokens)
         for parts in (1, 2, 3, 4, 6, 7, 8):
@@ -162,14 +162,9 @@ def dequantised(x: Tensor, weight: QuantisedWeight, config: dict[str, int]) -> T
     return F.linear(x, dequantise_integers(weight, x.dtype))
 
 
-def rows_in_registers(x: Tensor, weight: QuantisedWeight, config: dict[str, int]) -> Tensor:
-    """Return the product of `integers.rows`, which chooses its own tile."""
-    return integer_rows(x, weight)
-
-
 KERNELS: dict[str, Any] = {
     "gemv": integer_gemv,
-    "rows": rows_in_registers,
+    "rows": mixed_rows,
     "tiles": integer_tiles,
     "mixed": mixed,
     "warp_specialised": warp_specialised,

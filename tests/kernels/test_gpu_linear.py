@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.fused import Fused
-from piledriver.kernels.linear.integers.rows import integer_rows
+from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.registry import HAS_TRITON
 from tests.engine.gpu import ON_GPU
@@ -36,14 +36,29 @@ def test_products_are_those_of_the_dequantised_weight(
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_few_rows_are_those_of_the_dequantised_weight(kind: WeightKind) -> None:
+@pytest.mark.parametrize(
+    ("outputs", "columns", "rows", "gate"),
+    [(1000, 2048, 16, 0), (1024, 4096, 5, 64), (136, 512, 11, 4), (8192, 256, 3, 0)],
+)
+def test_a_few_rows_are_the_formula_however_many_there_are(
+    kind: WeightKind, outputs: int, columns: int, rows: int, gate: int
+) -> None:
     torch.manual_seed(0)
-    weight = quantise_weight(torch.randn(1000, 2048, device="cuda", dtype=torch.bfloat16), kind)
-    x = torch.randn(16, 2048, device="cuda", dtype=torch.bfloat16)
-    expected = F.linear(x.float(), dequantise_weight(weight, torch.float32))
-    found = integer_rows(x, weight)
+    weight = quantise_weight(torch.randn(outputs, columns, device="cuda", dtype=torch.bfloat16), kind)
+    x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+    if not fits_mixed_rows(x, weight):
+        pytest.skip("needs Hopper and Gluon")
+    bias = 30 * torch.randn(outputs, device="cuda", dtype=torch.bfloat16)
+    residual = 30 * torch.randn(rows, outputs // 2 if gate else outputs, device="cuda", dtype=torch.bfloat16)
+    expected = F.linear(x.float(), dequantise_weight(weight, torch.float32), bias.float())
+    if gate:
+        gates, ups = expected.unflatten(-1, (-1, 2, gate)).unbind(-2)  # type: ignore[no-untyped-call]
+        expected = (F.silu(gates) * ups).flatten(-2)
+    expected = expected + residual.float()
+    found = mixed_rows(x, weight, Fused(bias=bias, gate_block=gate, residual=residual))
     assert (found.float() - expected).abs().max() < 0.01 * expected.abs().max()
-    assert torch.equal(integer_rows(x[3:8], weight), found[3:8])
+    part = mixed_rows(x[2:5], weight, Fused(bias=bias, gate_block=gate, residual=residual[2:5]))
+    assert torch.equal(part, found[2:5])
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

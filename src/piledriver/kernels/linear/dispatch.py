@@ -12,9 +12,9 @@ from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.fused import Fused
 from piledriver.kernels.linear.gemv import fits_gemv, gemv
 from piledriver.kernels.linear.integers.gemv import fits_integer_gemv, integer_gemv
-from piledriver.kernels.linear.integers.rows import fits_integer_rows, integer_rows, most_rows
 from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.invariant_row import fits_invariant_row, invariant_row_linear
+from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.tiles import fits_mixed, mixed
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.linear.tuned import tuned_kernel
@@ -64,12 +64,11 @@ def _integers(x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
     """Return the linear layer with an int8 or int4 weight, by the kernel that is fastest for this number of rows."""
     if fits_integer_gemv(x, weight, fused.norm):
         return integer_gemv(x, weight, fused)
-    if fused.gate_block and len(x) <= _MOST_ROWS:
-        few = len(x) <= most_rows(weight, gate=True) and fits_integer_rows(x, weight)
-        return integer_rows(x, weight, fused) if few else integer_tiles(x, weight, fused)
     chosen = tuned_kernel(weight, len(x), specialised=fits_warp_specialised(x, weight, fused.residual))
-    if chosen["kernel"] == "rows" and fits_integer_rows(x, weight):
-        return integer_rows(x, weight, fused)
+    if chosen["kernel"] == "rows" and fits_mixed_rows(x, weight):
+        return mixed_rows(x, weight, fused)
+    if fused.gate_block and len(x) <= _MOST_ROWS:
+        return integer_tiles(x, weight, fused)
     if chosen["kernel"] == "dequantised" or (chosen["kernel"] == "mixed" and not fits_mixed(x)):
         return _dense(x, dequantise_integers(weight, x.dtype), fused)
     tile = None if chosen["kernel"] == "rows" else chosen

@@ -2,6 +2,5 @@
 
 - `split`: rows of the input as rows of bytes
 - `gemv`: one row, four products an instruction
-- `rows`: up to 16 rows, weights from memory to the registers of matrix instructions
 - `tiles`: any number of rows, through shared memory; the same bits for every number
 """

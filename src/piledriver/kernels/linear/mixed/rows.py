@@ -1,0 +1,291 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
+# mypy: disable-error-code="misc,name-defined,assignment"
+# ruff: noqa: N803, N806, RUF005
+"""Linear layers of 2 to 16 rows with int8 or int4 weights: the input stays in registers, the weight passes by.
+
+Warps divide the columns, and each keeps its columns of all rows of the input. A program walks over tiles of 16 outputs:
+codes go from memory to registers, become bf16 there and are the left operand of `mma.m16n8k16`, while those of the next
+tile are on their way. Four lanes hold 64 bytes of an output; with the columns taken in that order, loads of 16 bytes a
+lane are operands. Sums of the warps meet in shared memory. Their order depends on the weight alone, so a row of the
+result does not depend on how many there are.
+
+The kernel is written in Gluon, the language below Triton, because which lane holds which element must be known.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
+from piledriver.kernels.linear.weights import QuantisedWeight
+
+try:
+    import triton
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+except ImportError:
+    gluon = None
+
+_CHUNK = 64
+"""Bytes of an output that four lanes hold: a group of int4, 64 columns of int8."""
+_MOST_WARPS, _MOST_CHUNKS, _REGISTERS = 16, 4, 128
+
+if gluon is not None:
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
+
+    @triton.constexpr_function
+    def _product(INT4, EIGHTS):
+        """Return PTX for 16 outputs by one chunk by 8 or 16 rows of the input.
+
+        Operands: 8 sums; 4 words of codes of an output and 4 of the output eight below it; then 8 words of the input
+        for each piece (see `_piece`). Sums 0 and 1 are those of the first output with two rows of the input, 2 and 3
+        those of the output below; 4 to 7 the same for the next eight rows, or if there are none for every second
+        instruction, which then need not wait for each other.
+        """
+        lines, begun = [".reg .b32 t, m, z, p<4>, q<4>;", "mov.b32 z, 0;", "mov.b32 m, 0x43084308;"], set()
+
+        def convert(name, word):
+            # bf16 has 128 as a number whose last 7 bits count in ones: see `conversions`.
+            for pair in range(4 if INT4 else 2):
+                lines.append(f"shr.b32 t, ${word}, {pair * (4 if INT4 else 8)};")
+                if INT4:
+                    lines.append(f"lop3.b32 {name}{pair}, t, 0x000F000F, 0x43004300, 0xEA;")
+                    lines.append(f"sub.rn.bf16x2 {name}{pair}, {name}{pair}, m;")
+                else:
+                    lines.append(f"lop3.b32 {name}{pair}, t, 0x007F007F, 0x43004300, 0xEA;")
+                    lines.append("lop3.b32 t, t, 0x00800080, 0x43004300, 0xEA;")
+                    lines.append(f"sub.rn.bf16x2 {name}{pair}, {name}{pair}, t;")
+
+        def multiply(sums, first, second, piece, word):
+            total = ", ".join(f"${sums + i}" for i in range(4))
+            x = 16 + 8 * piece + 2 * word
+            lines.append(
+                f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{total}}}, "
+                f"{{p{first}, q{first}, p{second}, q{second}}}, {{${x}, ${x + 1}}}, "
+                f"{{{total if sums in begun else 'z, z, z, z'}}};"
+            )
+            begun.add(sums)
+
+        for word in range(4):
+            convert("p", 8 + word)
+            convert("q", 12 + word)
+            for eight in range(EIGHTS):
+                if INT4:
+                    # Low and high four bits of a byte are 64 columns apart.
+                    multiply(4 * eight, 0, 2, 2 * eight, word)
+                    multiply(4 * (eight if EIGHTS == 2 else 1), 1, 3, 2 * eight + 1, word)
+                else:
+                    multiply(4 * (eight if EIGHTS == 2 else word % 2), 0, 1, eight, word)
+        return "{\n" + "\n".join(lines) + "\n}"
+
+    @triton.constexpr_function
+    def _operands(INT4, EIGHTS):
+        """Return the constraints of `_product`."""
+        return ",".join(["=&f"] * 8 + ["r"] * (8 + 8 * EIGHTS * (2 if INT4 else 1)))
+
+    @triton.constexpr_function
+    def _along(layout, axis):
+        """Return the layout of a vector along one of five axes."""
+        for other in reversed(range(5)):
+            if other != axis:
+                layout = gl.SliceLayout(other, layout)
+        return layout
+
+    @gluon.jit
+    def _axis(COUNT: gl.constexpr, AXIS: gl.constexpr, LAYOUT: gl.constexpr):
+        """Return 0 to COUNT along one of five axes."""
+        found = gl.arange(0, COUNT, _along(LAYOUT, AXIS))
+        for other in gl.static_range(5):
+            if other != AXIS:
+                found = gl.expand_dims(found, other)
+        return found
+
+    @gluon.jit
+    def _weight_row(tile, at, half, outputs, GATE: gl.constexpr):
+        """Return rows of the weight: 16 outputs, or 8 and what they gate. Those beyond the last read the last."""
+        if GATE > 0:
+            output = gl.minimum(tile * 8 + at, outputs - 1)
+            return output // GATE * 2 * GATE + output % GATE + half * GATE
+        else:
+            return gl.minimum(tile * 16 + half * 8 + at, outputs - 1)
+
+    @gluon.jit
+    def _codes(weight, scales, tile, tiles, outputs, weight_stride, scale_stride, INT4: gl.constexpr,
+               GATE: gl.constexpr, WARPS: gl.constexpr, CHUNKS: gl.constexpr, WORDS: gl.constexpr,
+               FACTORS: gl.constexpr):  # fmt: skip
+        """Return the words of a tile, [warps, 8 outputs, 4 lanes, chunks and 8 outputs more, 4], and their scales."""
+        part = _axis(2 * CHUNKS, 3, WORDS)
+        rows = _weight_row(tile, _axis(8, 1, WORDS), part % 2, outputs, GATE).to(gl.int64)
+        column = (_axis(WARPS, 0, WORDS) * CHUNKS + part // 2) * 16 + _axis(4, 2, WORDS) * 4 + _axis(4, 4, WORDS)
+        words = gl.load(weight + rows * weight_stride + column, mask=tile < tiles, other=0)
+        if INT4:
+            rows = _weight_row(tile, _axis(8, 1, FACTORS), _axis(2, 4, FACTORS), outputs, GATE)
+            column = _axis(WARPS, 0, FACTORS) * CHUNKS + _axis(CHUNKS, 3, FACTORS)
+            factors = gl.load(scales + rows * scale_stride + column, mask=tile < tiles, other=0.0).to(gl.float32)
+        else:
+            factors = gl.full([WARPS, 8, 1, CHUNKS, 2], 1.0, gl.float32, FACTORS)
+        return words, factors
+
+    @gluon.jit
+    def _piece(x, tokens, x_stride, PIECE: gl.constexpr, INT4: gl.constexpr, WARPS: gl.constexpr, CHUNKS: gl.constexpr,
+               WORDS: gl.constexpr):  # fmt: skip
+        """Return eight rows of the input, of int4 in the first or second 64 columns of each group.
+
+        A word of codes has columns 0 and 2 in one operand, 1 and 3 in another.
+        """
+        HALVES: gl.constexpr = 2 if INT4 else 1
+        part = _axis(2 * CHUNKS, 3, WORDS)
+        row = gl.minimum(PIECE // HALVES * 8 + _axis(8, 1, WORDS), tokens - 1)
+        column = (_axis(WARPS, 0, WORDS) * CHUNKS + part // 2) * (32 * HALVES) + PIECE % HALVES * 32
+        column += _axis(4, 2, WORDS) * 8 + part % 2 * 4 + _axis(4, 4, WORDS)
+        return gl.inline_asm_elementwise(
+            """{
+            prmt.b32 $0, $8, $9, 0x5410;
+            prmt.b32 $1, $8, $9, 0x7632;
+            prmt.b32 $2, $10, $11, 0x5410;
+            prmt.b32 $3, $10, $11, 0x7632;
+            prmt.b32 $4, $12, $13, 0x5410;
+            prmt.b32 $5, $12, $13, 0x7632;
+            prmt.b32 $6, $14, $15, 0x5410;
+            prmt.b32 $7, $14, $15, 0x7632;
+            }""",
+            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r", [gl.load(x + row * x_stride + column)], dtype=gl.int32,
+            is_pure=True, pack=8,
+        )  # fmt: skip
+
+    @gluon.jit
+    def _sums_of_warp(words, factors, pieces, INT4: gl.constexpr, EIGHTS: gl.constexpr, WARPS: gl.constexpr,
+                      CHUNKS: gl.constexpr):  # fmt: skip
+        """Return [warps, 16 rows and outputs in pairs: row, output, which of the pair] of the columns of each warp."""
+        ALL: gl.constexpr = gl.BlockedLayout(
+            [1, 1, 1, CHUNKS, 2, 2, 2], [1, 8, 4, 1, 1, 1, 1], [WARPS, 1, 1, 1, 1, 1, 1], [6, 5, 4, 3, 2, 1, 0]
+        )
+        sums = gl.inline_asm_elementwise(
+            _product(INT4, EIGHTS), _operands(INT4, EIGHTS), (words,) + pieces, dtype=gl.float32, is_pure=True, pack=8
+        )
+        # Warps, outputs, pairs of rows, chunks, eight rows more, eight outputs more, row of the pair.
+        sums = gl.convert_layout(gl.reshape(sums, [WARPS, 8, 4, CHUNKS, 2, 2, 2]), ALL, assert_trivial=True)
+        if INT4:
+            factors = gl.reshape(factors, [WARPS, 8, 1, CHUNKS, 1, 2, 1])
+            sums = sums * gl.convert_layout(factors, ALL, assert_trivial=True)
+        total = gl.sum(sums, axis=3)
+        if EIGHTS == 1:
+            total = gl.permute(gl.sum(total, axis=3), [0, 2, 4, 1, 3])
+        else:
+            total = gl.permute(total, [0, 3, 2, 5, 1, 4])
+        return gl.reshape(total, [WARPS, 128 * EIGHTS])
+
+    @gluon.jit
+    def _store(total, out, residual, index, token, outputs, tokens, out_stride, residual_stride,
+               RESIDUAL: gl.constexpr):  # fmt: skip
+        inside = (index < outputs) & (token < tokens)
+        if RESIDUAL:
+            place = residual + token * residual_stride + index
+            total += gl.load(place, mask=inside, other=0.0).to(gl.float32)
+        gl.store(out + token * out_stride + index, total.to(out.dtype.element_ty), mask=inside)
+
+    @gluon.jit(do_not_specialize=["tokens", "tiles"])
+    def _mixed_rows(
+        x, weight, scales, bias, residual, out, outputs, tokens, tiles, x_stride, weight_stride, scale_stride,
+        out_stride, residual_stride,
+        INT4: gl.constexpr, GATE: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, EIGHTS: gl.constexpr,
+        WARPS: gl.constexpr, CHUNKS: gl.constexpr, EARLY: gl.constexpr,
+    ):  # fmt: skip
+        if EARLY:
+            gdc_launch_dependents()
+        WORDS: gl.constexpr = gl.BlockedLayout(
+            [1, 1, 1, 2 * CHUNKS, 4], [1, 8, 4, 1, 1], [WARPS, 1, 1, 1, 1], [4, 3, 2, 1, 0]
+        )
+        FACTORS: gl.constexpr = gl.BlockedLayout(
+            [1, 1, 1, CHUNKS, 2], [1, 8, 4, 1, 1], [WARPS, 1, 1, 1, 1], [4, 3, 2, 1, 0]
+        )
+        PARTS: gl.constexpr = gl.BlockedLayout([1, 2], [4, 8], [1, WARPS], [1, 0])
+        PLACES: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([1, 1], [4, 8], [1, WARPS], [1, 0]))
+        program, step = gl.program_id(0), gl.num_programs(0)
+        words, factors = _codes(weight, scales, program, tiles, outputs, weight_stride, scale_stride, INT4, GATE, WARPS,
+                                CHUNKS, WORDS, FACTORS)  # fmt: skip
+        if EARLY:
+            gdc_wait()
+        pieces = ()
+        for piece in gl.static_range(EIGHTS * (2 if INT4 else 1)):
+            pieces = pieces + (_piece(x, tokens, x_stride, piece, INT4, WARPS, CHUNKS, WORDS),)
+        memory = gl.allocate_shared_memory(
+            gl.float32, [WARPS, 128 * EIGHTS], gl.SwizzledSharedLayout(8, 1, 4, order=[1, 0])
+        )
+        place = gl.arange(0, 64 * EIGHTS, PLACES)
+        token, at = place // 8, place % 8
+        for tile in range(program, tiles, step):
+            next_words, next_factors = _codes(weight, scales, tile + step, tiles, outputs, weight_stride, scale_stride,
+                                              INT4, GATE, WARPS, CHUNKS, WORDS, FACTORS)  # fmt: skip
+            memory.store(_sums_of_warp(words, factors, pieces, INT4, EIGHTS, WARPS, CHUNKS))
+            total = gl.sum(memory.load(PARTS), axis=0)
+            first, second = gl.split(gl.reshape(total, [64 * EIGHTS, 2]))
+            first = gl.convert_layout(first, PLACES, assert_trivial=True)
+            second = gl.convert_layout(second, PLACES, assert_trivial=True)
+            row, below = _weight_row(tile, at, 0, outputs, GATE), _weight_row(tile, at, 1, outputs, GATE)
+            if not INT4:
+                first = first * gl.load(scales + row * scale_stride).to(gl.float32)
+                second = second * gl.load(scales + below * scale_stride).to(gl.float32)
+            if BIAS:
+                first += gl.load(bias + row).to(gl.float32)
+                second += gl.load(bias + below).to(gl.float32)
+            if GATE > 0:
+                index, first = tile * 8 + at, first / (1.0 + gl.exp(-first)) * second
+                _store(first, out, residual, index, token, outputs, tokens, out_stride, residual_stride, RESIDUAL)
+            else:
+                index = tile * 16 + at
+                _store(first, out, residual, index, token, outputs, tokens, out_stride, residual_stride, RESIDUAL)
+                _store(second, out, residual, index + 8, token, outputs, tokens, out_stride, residual_stride, RESIDUAL)
+            words, factors = next_words, next_factors
+
+
+def mixed_rows(
+    x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONLY, *, config: dict[str, int] | None = None
+) -> Tensor:
+    """Return the linear layer of [rows, columns] with an int8 or int4 weight.
+
+    `config` may have the number of `programs`; by default as many as run at a time.
+    """
+    _, _, bias, gate_block, residual = fused
+    words, data, scales = fused.normalised(x).view(torch.int32), weight.data.view(torch.int32), weight.scales
+    outputs = data.shape[0] // 2 if gate_block else data.shape[0]
+    tiles = -(-outputs // (8 if gate_block else 16))
+    warps, chunks = _division(weight)
+    out = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
+    early = starts_early(x.device)
+    programs = _processors(x.device) * max(1, _MOST_WARPS // warps)
+    _mixed_rows[(min(tiles, (config or {}).get("programs", programs)),)](
+        words, data, scales, x if bias is None else bias, x if residual is None else residual, out, outputs, len(x),
+        tiles, words.stride(0), data.stride(0), scales.stride(0), out.stride(0),
+        0 if residual is None else residual.stride(0),
+        INT4=weight.kind == "int4", GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None,
+        EIGHTS=-(-len(x) // 8), WARPS=warps, CHUNKS=chunks, EARLY=early, num_warps=warps, maxnreg=_REGISTERS,
+        **launch_options(early),
+    )  # fmt: skip
+    return out
+
+
+def fits_mixed_rows(x: Tensor, weight: QuantisedWeight) -> bool:
+    """Return whether the kernel takes these: at most 16 rows of bf16 that fit in registers, on Hopper and later."""
+    if gluon is None or weight.kind == "fp8" or len(x) > 16 or x.dtype != torch.bfloat16 or not starts_early(x.device):
+        return False
+    warps, chunks = _division(weight)
+    words = 8 * chunks * -(-len(x) // 8) * (2 if weight.kind == "int4" else 1)
+    whole = warps * chunks * _CHUNK == weight.data.shape[1] and not warps & (warps - 1) and not chunks & (chunks - 1)
+    return whole and chunks <= _MOST_CHUNKS and words <= 64 and x.stride(1) == 1 and x.stride(0) % 2 == 0
+
+
+def _division(weight: QuantisedWeight) -> tuple[int, int]:
+    """Return into how many warps the columns are divided, and how many chunks each has: 8 warps unless that is many."""
+    chunks = weight.data.shape[1] // _CHUNK
+    warps = min(chunks, 8 if chunks <= 8 * _MOST_CHUNKS else _MOST_WARPS)
+    return max(warps, 1), chunks // max(warps, 1)
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
