@@ -276,7 +276,8 @@ def fits_mixed_rows(x: Tensor, weight: QuantisedWeight) -> bool:
     warps, chunks = _division(weight)
     words = 8 * chunks * -(-len(x) // 8) * (2 if weight.kind == "int4" else 1)
     whole = warps * chunks * _CHUNK == weight.data.shape[1] and not warps & (warps - 1) and not chunks & (chunks - 1)
-    return whole and chunks <= _MOST_CHUNKS and words <= 64 and x.stride(1) == 1 and x.stride(0) % 2 == 0
+    paired = x.stride(1) == 1 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0
+    return whole and paired and chunks <= _MOST_CHUNKS and words <= _REGISTERS // 2
 
 
 def _division(weight: QuantisedWeight) -> tuple[int, int]:
