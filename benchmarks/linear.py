@@ -164,7 +164,7 @@ def dequantised(x: Tensor, weight: QuantisedWeight, config: dict[str, int]) -> T
 
 KERNELS: dict[str, Any] = {
     "gemv": integer_gemv,
-    "rows": mixed_rows,
+    "rows": lambda x, weight, config: mixed_rows(x, weight),
     "tiles": integer_tiles,
     "mixed": mixed,
     "warp_specialised": warp_specialised,

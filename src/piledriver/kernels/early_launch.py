@@ -53,6 +53,13 @@ def starts_early(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.cache
+def processor_count(device: torch.device) -> int:
+    """Return the number of streaming multiprocessors of a GPU."""
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
 def launch_options(early: bool) -> dict[str, bool]:
     """Return the options of a kernel call."""
     return {"launch_pdl": True} if early else {}

@@ -13,13 +13,11 @@ stores the new key and value before it attends.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from piledriver.kernels.attention import ScoreOptions
-from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.early_launch import launch_options, processor_count, starts_early
 from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation
 from piledriver.kernels.paged_attention.pages import scales_offset
 from piledriver.kernels.registry import TritonKernel
@@ -384,12 +382,7 @@ def _programs(device: torch.device, tiles: int, context: int, keys: int) -> int:
     """Return how many programs share the context of a tile: enough to fill the device."""
     if device.type != "cuda":
         return 4  # the interpreter
-    processors = _multiprocessors(device)
+    processors = processor_count(device)
     if tiles < processors:  # short shares: there is room for all of them at once
         return max(1, min(processors // tiles, _MAX_SPLITS, -(-context // keys)))
     return max(1, min(6 * processors // tiles, _MAX_SPLITS, context // (8 * keys)))
-
-
-def _multiprocessors(device: torch.device) -> int:
-    count: Any = torch.cuda.get_device_properties(device).multi_processor_count
-    return int(count)

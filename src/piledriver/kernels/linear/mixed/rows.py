@@ -14,12 +14,10 @@ The kernel is written in Gluon, the language below Triton, because which lane ho
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.early_launch import launch_options, processor_count, starts_early
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.weights import QuantisedWeight
 
@@ -32,7 +30,10 @@ except ImportError:
 
 _CHUNK = 64
 """Bytes of an output that four lanes hold: a group of int4, 64 columns of int8."""
-_MOST_WARPS, _MOST_CHUNKS, _REGISTERS = 16, 4, 128
+_MOST_WARPS, _MOST_CHUNKS = 16, 4
+"""Warps of a program, and chunks of an output that a warp holds: of two tiles at a time."""
+_REGISTERS = 128
+"""Of a thread: 16 warps fill a processor with as many. The input may take half of them."""
 
 if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
@@ -117,7 +118,7 @@ if gluon is not None:
     def _codes(weight, scales, tile, tiles, outputs, weight_stride, scale_stride, INT4: gl.constexpr,
                GATE: gl.constexpr, WARPS: gl.constexpr, CHUNKS: gl.constexpr, WORDS: gl.constexpr,
                FACTORS: gl.constexpr):  # fmt: skip
-        """Return the words of a tile, [warps, 8 outputs, 4 lanes, chunks and 8 outputs more, 4], and their scales."""
+        """Return words of codes, [warps, outputs, lanes, chunks and halves of the 16 outputs, words], and scales."""
         part = _axis(2 * CHUNKS, 3, WORDS)
         rows = _weight_row(tile, _axis(8, 1, WORDS), part % 2, outputs, GATE).to(gl.int64)
         column = (_axis(WARPS, 0, WORDS) * CHUNKS + part // 2) * 16 + _axis(4, 2, WORDS) * 4 + _axis(4, 4, WORDS)
@@ -133,9 +134,9 @@ if gluon is not None:
     @gluon.jit
     def _piece(x, tokens, x_stride, PIECE: gl.constexpr, INT4: gl.constexpr, WARPS: gl.constexpr, CHUNKS: gl.constexpr,
                WORDS: gl.constexpr):  # fmt: skip
-        """Return eight rows of the input, of int4 in the first or second 64 columns of each group.
+        """Return eight rows of the input: all their columns for int8, the first or second half of each group for int4.
 
-        A word of codes has columns 0 and 2 in one operand, 1 and 3 in another.
+        The codes of a word become two operands, of columns 0 and 2 and of columns 1 and 3; so do elements here.
         """
         HALVES: gl.constexpr = 2 if INT4 else 1
         part = _axis(2 * CHUNKS, 3, WORDS)
@@ -160,14 +161,14 @@ if gluon is not None:
     @gluon.jit
     def _sums_of_warp(words, factors, pieces, INT4: gl.constexpr, EIGHTS: gl.constexpr, WARPS: gl.constexpr,
                       CHUNKS: gl.constexpr):  # fmt: skip
-        """Return [warps, 16 rows and outputs in pairs: row, output, which of the pair] of the columns of each warp."""
+        """Return sums over the columns of each warp, [warps, rows x 8 x 2]: an output beside the one eight below it."""
         ALL: gl.constexpr = gl.BlockedLayout(
             [1, 1, 1, CHUNKS, 2, 2, 2], [1, 8, 4, 1, 1, 1, 1], [WARPS, 1, 1, 1, 1, 1, 1], [6, 5, 4, 3, 2, 1, 0]
         )
         sums = gl.inline_asm_elementwise(
             _product(INT4, EIGHTS), _operands(INT4, EIGHTS), (words,) + pieces, dtype=gl.float32, is_pure=True, pack=8
         )
-        # Warps, outputs, pairs of rows, chunks, eight rows more, eight outputs more, row of the pair.
+        # Axes: warps, outputs, pairs of rows, chunks, halves of 16 rows, halves of 16 outputs, rows of a pair.
         sums = gl.convert_layout(gl.reshape(sums, [WARPS, 8, 4, CHUNKS, 2, 2, 2]), ALL, assert_trivial=True)
         if INT4:
             factors = gl.reshape(factors, [WARPS, 8, 1, CHUNKS, 1, 2, 1])
@@ -193,10 +194,9 @@ if gluon is not None:
         x, weight, scales, bias, residual, out, outputs, tokens, tiles, x_stride, weight_stride, scale_stride,
         out_stride, residual_stride,
         INT4: gl.constexpr, GATE: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, EIGHTS: gl.constexpr,
-        WARPS: gl.constexpr, CHUNKS: gl.constexpr, EARLY: gl.constexpr,
+        WARPS: gl.constexpr, CHUNKS: gl.constexpr,
     ):  # fmt: skip
-        if EARLY:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
         WORDS: gl.constexpr = gl.BlockedLayout(
             [1, 1, 1, 2 * CHUNKS, 4], [1, 8, 4, 1, 1], [WARPS, 1, 1, 1, 1], [4, 3, 2, 1, 0]
         )
@@ -208,8 +208,7 @@ if gluon is not None:
         program, step = gl.program_id(0), gl.num_programs(0)
         words, factors = _codes(weight, scales, program, tiles, outputs, weight_stride, scale_stride, INT4, GATE, WARPS,
                                 CHUNKS, WORDS, FACTORS)  # fmt: skip
-        if EARLY:
-            gdc_wait()
+        gdc_wait()
         pieces = ()
         for piece in gl.static_range(EIGHTS * (2 if INT4 else 1)):
             pieces = pieces + (_piece(x, tokens, x_stride, piece, INT4, WARPS, CHUNKS, WORDS),)
@@ -243,28 +242,21 @@ if gluon is not None:
             words, factors = next_words, next_factors
 
 
-def mixed_rows(
-    x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONLY, *, config: dict[str, int] | None = None
-) -> Tensor:
-    """Return the linear layer of [rows, columns] with an int8 or int4 weight.
-
-    `config` may have the number of `programs`; by default as many as run at a time.
-    """
+def mixed_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONLY) -> Tensor:
+    """Return the linear layer of [rows, columns] with an int8 or int4 weight."""
     _, _, bias, gate_block, residual = fused
     words, data, scales = fused.normalised(x).view(torch.int32), weight.data.view(torch.int32), weight.scales
     outputs = data.shape[0] // 2 if gate_block else data.shape[0]
     tiles = -(-outputs // (8 if gate_block else 16))
     warps, chunks = _division(weight)
     out = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
-    early = starts_early(x.device)
-    programs = _processors(x.device) * max(1, _MOST_WARPS // warps)
-    _mixed_rows[(min(tiles, (config or {}).get("programs", programs)),)](
+    programs = processor_count(x.device) * (_MOST_WARPS // warps)  # as many as run at a time
+    _mixed_rows[(min(tiles, programs),)](
         words, data, scales, x if bias is None else bias, x if residual is None else residual, out, outputs, len(x),
         tiles, words.stride(0), data.stride(0), scales.stride(0), out.stride(0),
         0 if residual is None else residual.stride(0),
         INT4=weight.kind == "int4", GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None,
-        EIGHTS=-(-len(x) // 8), WARPS=warps, CHUNKS=chunks, EARLY=early, num_warps=warps, maxnreg=_REGISTERS,
-        **launch_options(early),
+        EIGHTS=-(-len(x) // 8), WARPS=warps, CHUNKS=chunks, num_warps=warps, maxnreg=_REGISTERS, **launch_options(True),
     )  # fmt: skip
     return out
 
@@ -277,16 +269,11 @@ def fits_mixed_rows(x: Tensor, weight: QuantisedWeight) -> bool:
     words = 8 * chunks * -(-len(x) // 8) * (2 if weight.kind == "int4" else 1)
     whole = warps * chunks * _CHUNK == weight.data.shape[1] and not warps & (warps - 1) and not chunks & (chunks - 1)
     paired = x.stride(1) == 1 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0
-    return whole and paired and chunks <= _MOST_CHUNKS and words <= _REGISTERS // 2
+    return whole and paired and warps > 1 and chunks <= _MOST_CHUNKS and words <= _REGISTERS // 2
 
 
 def _division(weight: QuantisedWeight) -> tuple[int, int]:
-    """Return into how many warps the columns are divided, and how many chunks each has: 8 warps unless that is many."""
+    """Return how many warps divide the columns, and the chunks of each: 8 warps, or 16 where 8 have too many chunks."""
     chunks = weight.data.shape[1] // _CHUNK
     warps = min(chunks, 8 if chunks <= 8 * _MOST_CHUNKS else _MOST_WARPS)
     return max(warps, 1), chunks // max(warps, 1)
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

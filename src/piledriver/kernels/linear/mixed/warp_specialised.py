@@ -17,7 +17,7 @@ import functools
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import launch_options, starts_early
+from piledriver.kernels.early_launch import launch_options, processor_count, starts_early
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
@@ -305,7 +305,7 @@ def _hopper_processors(device: torch.device) -> int:
     """Return the number of processors of a Hopper GPU, 0 for other devices."""
     if not starts_early(device) or torch.cuda.get_device_capability(device)[0] != 9:
         return 0
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return processor_count(device)
 
 
 def _is_aligned(x: Tensor) -> bool:
