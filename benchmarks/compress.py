@@ -489,7 +489,7 @@ def gptq_of_some_blocks(layers: int, tokens: str, *, tiny: bool = False) -> None
             torch.nn.init.ones_(parameter)
     quantise_module = sys.modules["piledriver.compress.quantise"]  # the package's name is that of the function
     places = [
-        (folders, "load_folder"),
+        (folders, "open_for_blocks"),
         (folders, "save_folder"),
         (BlockWalk, "statistics"),
         (BlockWalk, "advance"),
@@ -518,9 +518,9 @@ def gptq_of_some_blocks(layers: int, tokens: str, *, tiny: bool = False) -> None
         total = now() - began
     seconds = {name: sum(end - begin for begin, end in spans) for name, spans in times.items()}
     # A block begins when the one before it has advanced; the first one also loads libraries and compiles kernels.
-    ends = [times["load_folder"][0][1], *(end for _, end in times["advance"])]
+    ends = [times["open_for_blocks"][0][1], *(end for _, end in times["advance"])]
     each = [after - before for before, after in itertools.pairwise(ends)]
-    files = seconds["load_folder"] + seconds["save_folder"]
+    files = seconds["open_for_blocks"] + seconds["save_folder"]
     found = {"row": "compress: gptq of 9.6B by the verb", "blocks_run": layers, "blocks": blocks, "samples": samples}
     found |= {"length": length, "parameters": parameter_count(dataclasses.replace(shape, layers=blocks))}
     found |= {"total": round(total, 2), "each_block": [round(value, 2) for value in each], "ours": round(each[-1], 3)}

@@ -38,6 +38,7 @@ from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.integers.gemv import integer_gemv
 from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
+from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.tiles import mixed
 from piledriver.kernels.linear.mixed.warp_specialised import warp_specialised
 
@@ -114,6 +115,8 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
     elif tokens <= 16:
         if fits_mixed_rows(x, weight):
             add("rows")
+        if fits_streamed_rows(x, weight, 0):
+            add("streamed_rows")
         width = max(8, tokens)
         for parts in (1, 2, 3, 4, 6, 7, 8):
             if int4:
@@ -165,6 +168,7 @@ def dequantised(x: Tensor, weight: QuantisedWeight, config: dict[str, int]) -> T
 KERNELS: dict[str, Any] = {
     "gemv": integer_gemv,
     "rows": lambda x, weight, config: mixed_rows(x, weight),
+    "streamed_rows": lambda x, weight, config: streamed_rows(x, weight),
     "tiles": integer_tiles,
     "mixed": mixed,
     "warp_specialised": warp_specialised,

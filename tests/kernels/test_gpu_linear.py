@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.fused import Fused
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
+from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.registry import HAS_TRITON
 from tests.engine.gpu import ON_GPU
@@ -38,7 +39,10 @@ def test_products_are_those_of_the_dequantised_weight(
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("outputs", "columns", "rows", "gate"),
-    [(1000, 2048, 16, 0), (1024, 4096, 5, 64), (136, 512, 11, 4), (8192, 256, 3, 0)],
+    [
+        *((1000, 2048, 8, 0), (1024, 4096, 5, 64), (136, 512, 7, 4), (8192, 256, 3, 0)),
+        *((1000, 2048, 16, 0), (16960, 1024, 13, 0), (1152, 4096, 11, 32)),
+    ],
 )
 def test_a_few_rows_are_the_formula_however_many_there_are(
     kind: WeightKind, outputs: int, columns: int, rows: int, gate: int
@@ -46,8 +50,9 @@ def test_a_few_rows_are_the_formula_however_many_there_are(
     torch.manual_seed(0)
     weight = quantise_weight(torch.randn(outputs, columns, device="cuda", dtype=torch.bfloat16), kind)
     x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-    if not fits_mixed_rows(x, weight):
+    if not fits_mixed_rows(x, weight) and not fits_streamed_rows(x, weight, gate):
         pytest.skip("needs Hopper and Gluon")
+    product, least = (mixed_rows, 3) if rows <= 8 else (streamed_rows, 9)
     bias = 30 * torch.randn(outputs, device="cuda", dtype=torch.bfloat16)
     residual = 30 * torch.randn(rows, outputs // 2 if gate else outputs, device="cuda", dtype=torch.bfloat16)
     expected = F.linear(x.float(), dequantise_weight(weight, torch.float32), bias.float())
@@ -55,17 +60,23 @@ def test_a_few_rows_are_the_formula_however_many_there_are(
         gates, ups = expected.unflatten(-1, (-1, 2, gate)).unbind(-2)  # type: ignore[no-untyped-call]
         expected = (F.silu(gates) * ups).flatten(-2)
     expected = expected + residual.float()
-    found = mixed_rows(x, weight, Fused(bias=bias, gate_block=gate, residual=residual))
+    found = product(x, weight, Fused(bias=bias, gate_block=gate, residual=residual))
     assert (found.float() - expected).abs().max() < 0.01 * expected.abs().max()
-    part = mixed_rows(x[2:5], weight, Fused(bias=bias, gate_block=gate, residual=residual[2:5]))
-    assert torch.equal(part, found[2:5])
+    part = product(x[-least:], weight, Fused(bias=bias, gate_block=gate, residual=residual[-least:]))
+    assert torch.equal(part, found[-least:])
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("tokens", [128, 256])
 def test_warp_specialised_products_have_a_bias_and_a_residual(kind: WeightKind, tokens: int) -> None:
     torch.manual_seed(0)
-    for outputs, columns, rows in ((1000, 768, 300), (136, 4096, 7), (2048, 2048, 1024), (16896, 256, 100)):
+    for outputs, columns, rows in (
+        (1000, 768, 300),
+        (136, 4096, 7),
+        (2048, 2048, 1024),
+        (16896, 256, 100),
+        (8704, 4096, 600),
+    ):
         weight = quantise_weight(torch.randn(outputs, columns, device="cuda", dtype=torch.bfloat16), kind)
         x, residual = (torch.randn(rows, n, device="cuda", dtype=torch.bfloat16) for n in (columns, outputs))
         if not fits_warp_specialised(x, weight, residual):

@@ -15,6 +15,7 @@ from piledriver.kernels.linear.integers.gemv import fits_integer_gemv, integer_g
 from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.invariant_row import fits_invariant_row, invariant_row_linear
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
+from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.tiles import fits_mixed, mixed
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.linear.tuned import tuned_kernel
@@ -67,11 +68,13 @@ def _integers(x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
     chosen = tuned_kernel(weight, len(x), specialised=fits_warp_specialised(x, weight, fused.residual))
     if chosen["kernel"] == "rows" and fits_mixed_rows(x, weight):
         return mixed_rows(x, weight, fused)
+    if chosen["kernel"] == "streamed_rows" and fits_streamed_rows(x, weight, fused.gate_block):
+        return streamed_rows(x, weight, fused)
     if fused.gate_block and len(x) <= _MOST_ROWS:
         return integer_tiles(x, weight, fused)
     if chosen["kernel"] == "dequantised" or (chosen["kernel"] == "mixed" and not fits_mixed(x)):
         return _dense(x, dequantise_integers(weight, x.dtype), fused)
-    tile = None if chosen["kernel"] == "rows" else chosen
+    tile = None if chosen["kernel"] in ("rows", "streamed_rows") else chosen
     products: dict[str, Any] = {"mixed": mixed, "warp_specialised": warp_specialised}
     product = products.get(chosen["kernel"], integer_tiles)
     if not fused.gate_block:

@@ -11,21 +11,24 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from piledriver.kernels.linear.weights import QuantisedWeight
+from piledriver.kernels.linear.mixed.warp_specialised import divided
+from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 
 MANY: dict[str, Any] = {"kernel": "dequantised"}
 """Beyond the table: the time to dequantise a weight is small beside the product."""
 TILED: dict[str, Any] = {"kernel": "mixed", "bn": 64, "bm": 128, "bk": 128, "warps": 4, "stages": 3, "parts": 1}
-"""In place of the warp-specialised kernel, where it cannot run or has too few tiles: their columns can be divided."""
+"""In place of the warp-specialised kernel, where it cannot run or has too few tiles and columns."""
 _MOST_TILED = 1024
 """Tokens up to which it is faster than a weight that is dequantised first."""
+_LONG_PART = 24
+"""Pairs of 64 columns from which parts of tiles make up for few of them: on an H200 28 did, 16 did not."""
 _PROCESSORS = 132
 
 
 def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = True) -> dict[str, Any]:
     """Return `kernel` and its tile: those of the next larger measured product.
 
-    A kernel is rows, tiles, mixed, warp_specialised (if `specialised`, that is if it can run) or dequantised.
+    A kernel is rows, streamed_rows, tiles, mixed, warp_specialised (if `specialised`: it can run) or dequantised.
 
     >>> import torch
     >>> weight = QuantisedWeight("int8", torch.zeros(8, 4096, dtype=torch.int8), torch.ones(8, 1))
@@ -38,10 +41,16 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
     counts = [count for count in by_tokens if count >= tokens]
     tile = by_tokens[min(counts)] if counts else MANY
     if tile["kernel"] == "warp_specialised":
-        programs = -(-weight.shape[0] // 128) * -(-tokens // tile["bm"])
-        if not specialised or 4 * programs < 3 * _PROCESSORS:
+        tiles = -(-weight.shape[0] // 128) * -(-tokens // tile["bm"])
+        if not specialised or not _fills(tiles, weight.shape[1]):
             tile = TILED if tokens <= _MOST_TILED else MANY
     return _filled(tile, weight, tokens)
+
+
+def _fills(tiles: int, columns: int) -> bool:
+    """Return whether tiles of the warp-specialised kernel, or long parts of them, give most processors work."""
+    part, parts = divided(columns // GROUP, tiles % _PROCESSORS, _PROCESSORS)
+    return 4 * tiles * (parts if part >= _LONG_PART else 1) >= 3 * _PROCESSORS
 
 
 def _filled(tile: dict[str, Any], weight: QuantisedWeight, tokens: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
 # mypy: disable-error-code="misc,name-defined,assignment"
 # ruff: noqa: N803, N806, RUF005
-"""Linear layers of 2 to 16 rows with int8 or int4 weights: the input stays in registers, the weight passes by.
+"""Linear layers of 2 to 8 rows with int8 or int4 weights: the input stays in registers, the weight passes by.
 
 Warps divide the columns, and each keeps its columns of all rows of the input. A program walks over tiles of 16 outputs:
 codes go from memory to registers, become bf16 there and are the left operand of `mma.m16n8k16`, while those of the next
@@ -39,13 +39,12 @@ if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
 
     @triton.constexpr_function
-    def _product(INT4, EIGHTS):
-        """Return PTX for 16 outputs by one chunk by 8 or 16 rows of the input.
+    def _product(INT4):
+        """Return PTX for 16 outputs by one chunk by 8 rows of the input.
 
         Operands: 8 sums; 4 words of codes of an output and 4 of the output eight below it; then 8 words of the input
         for each piece (see `_piece`). Sums 0 and 1 are those of the first output with two rows of the input, 2 and 3
-        those of the output below; 4 to 7 the same for the next eight rows, or if there are none for every second
-        instruction, which then need not wait for each other.
+        those of the output below; 4 to 7 the same for every second instruction, which so need not wait for the first.
         """
         lines, begun = [".reg .b32 t, m, z, p<4>, q<4>;", "mov.b32 z, 0;", "mov.b32 m, 0x43084308;"], set()
 
@@ -74,19 +73,18 @@ if gluon is not None:
         for word in range(4):
             convert("p", 8 + word)
             convert("q", 12 + word)
-            for eight in range(EIGHTS):
-                if INT4:
-                    # Low and high four bits of a byte are 64 columns apart.
-                    multiply(4 * eight, 0, 2, 2 * eight, word)
-                    multiply(4 * (eight if EIGHTS == 2 else 1), 1, 3, 2 * eight + 1, word)
-                else:
-                    multiply(4 * (eight if EIGHTS == 2 else word % 2), 0, 1, eight, word)
+            if INT4:
+                # Low and high four bits of a byte are 64 columns apart.
+                multiply(0, 0, 2, 0, word)
+                multiply(4, 1, 3, 1, word)
+            else:
+                multiply(4 * (word % 2), 0, 1, 0, word)
         return "{\n" + "\n".join(lines) + "\n}"
 
     @triton.constexpr_function
-    def _operands(INT4, EIGHTS):
+    def _operands(INT4):
         """Return the constraints of `_product`."""
-        return ",".join(["=&f"] * 8 + ["r"] * (8 + 8 * EIGHTS * (2 if INT4 else 1)))
+        return ",".join(["=&f"] * 8 + ["r"] * (24 if INT4 else 16))
 
     @triton.constexpr_function
     def _along(layout, axis):
@@ -134,14 +132,14 @@ if gluon is not None:
     @gluon.jit
     def _piece(x, tokens, x_stride, PIECE: gl.constexpr, INT4: gl.constexpr, WARPS: gl.constexpr, CHUNKS: gl.constexpr,
                WORDS: gl.constexpr):  # fmt: skip
-        """Return eight rows of the input: all their columns for int8, the first or second half of each group for int4.
+        """Return the rows of the input: all their columns for int8, the first or second half of each group for int4.
 
         The codes of a word become two operands, of columns 0 and 2 and of columns 1 and 3; so do elements here.
         """
         HALVES: gl.constexpr = 2 if INT4 else 1
         part = _axis(2 * CHUNKS, 3, WORDS)
-        row = gl.minimum(PIECE // HALVES * 8 + _axis(8, 1, WORDS), tokens - 1)
-        column = (_axis(WARPS, 0, WORDS) * CHUNKS + part // 2) * (32 * HALVES) + PIECE % HALVES * 32
+        row = gl.minimum(_axis(8, 1, WORDS), tokens - 1)
+        column = (_axis(WARPS, 0, WORDS) * CHUNKS + part // 2) * (32 * HALVES) + PIECE * 32
         column += _axis(4, 2, WORDS) * 8 + part % 2 * 4 + _axis(4, 4, WORDS)
         return gl.inline_asm_elementwise(
             """{
@@ -159,26 +157,21 @@ if gluon is not None:
         )  # fmt: skip
 
     @gluon.jit
-    def _sums_of_warp(words, factors, pieces, INT4: gl.constexpr, EIGHTS: gl.constexpr, WARPS: gl.constexpr,
-                      CHUNKS: gl.constexpr):  # fmt: skip
+    def _sums_of_warp(words, factors, pieces, INT4: gl.constexpr, WARPS: gl.constexpr, CHUNKS: gl.constexpr):
         """Return sums over the columns of each warp, [warps, rows x 8 x 2]: an output beside the one eight below it."""
         ALL: gl.constexpr = gl.BlockedLayout(
             [1, 1, 1, CHUNKS, 2, 2, 2], [1, 8, 4, 1, 1, 1, 1], [WARPS, 1, 1, 1, 1, 1, 1], [6, 5, 4, 3, 2, 1, 0]
         )
         sums = gl.inline_asm_elementwise(
-            _product(INT4, EIGHTS), _operands(INT4, EIGHTS), (words,) + pieces, dtype=gl.float32, is_pure=True, pack=8
+            _product(INT4), _operands(INT4), (words,) + pieces, dtype=gl.float32, is_pure=True, pack=8
         )
-        # Axes: warps, outputs, pairs of rows, chunks, halves of 16 rows, halves of 16 outputs, rows of a pair.
+        # Axes: warps, outputs, pairs of rows, chunks, every second instruction, halves of 16 outputs, rows of a pair.
         sums = gl.convert_layout(gl.reshape(sums, [WARPS, 8, 4, CHUNKS, 2, 2, 2]), ALL, assert_trivial=True)
         if INT4:
             factors = gl.reshape(factors, [WARPS, 8, 1, CHUNKS, 1, 2, 1])
             sums = sums * gl.convert_layout(factors, ALL, assert_trivial=True)
-        total = gl.sum(sums, axis=3)
-        if EIGHTS == 1:
-            total = gl.permute(gl.sum(total, axis=3), [0, 2, 4, 1, 3])
-        else:
-            total = gl.permute(total, [0, 3, 2, 5, 1, 4])
-        return gl.reshape(total, [WARPS, 128 * EIGHTS])
+        total = gl.permute(gl.sum(gl.sum(sums, axis=3), axis=3), [0, 2, 4, 1, 3])
+        return gl.reshape(total, [WARPS, 128])
 
     @gluon.jit
     def _store(total, out, residual, index, token, outputs, tokens, out_stride, residual_stride,
@@ -193,8 +186,8 @@ if gluon is not None:
     def _mixed_rows(
         x, weight, scales, bias, residual, out, outputs, tokens, tiles, x_stride, weight_stride, scale_stride,
         out_stride, residual_stride,
-        INT4: gl.constexpr, GATE: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, EIGHTS: gl.constexpr,
-        WARPS: gl.constexpr, CHUNKS: gl.constexpr,
+        INT4: gl.constexpr, GATE: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, WARPS: gl.constexpr,
+        CHUNKS: gl.constexpr,
     ):  # fmt: skip
         gdc_launch_dependents()
         WORDS: gl.constexpr = gl.BlockedLayout(
@@ -210,19 +203,17 @@ if gluon is not None:
                                 CHUNKS, WORDS, FACTORS)  # fmt: skip
         gdc_wait()
         pieces = ()
-        for piece in gl.static_range(EIGHTS * (2 if INT4 else 1)):
+        for piece in gl.static_range(2 if INT4 else 1):
             pieces = pieces + (_piece(x, tokens, x_stride, piece, INT4, WARPS, CHUNKS, WORDS),)
-        memory = gl.allocate_shared_memory(
-            gl.float32, [WARPS, 128 * EIGHTS], gl.SwizzledSharedLayout(8, 1, 4, order=[1, 0])
-        )
-        place = gl.arange(0, 64 * EIGHTS, PLACES)
+        memory = gl.allocate_shared_memory(gl.float32, [WARPS, 128], gl.SwizzledSharedLayout(8, 1, 4, order=[1, 0]))
+        place = gl.arange(0, 64, PLACES)
         token, at = place // 8, place % 8
         for tile in range(program, tiles, step):
             next_words, next_factors = _codes(weight, scales, tile + step, tiles, outputs, weight_stride, scale_stride,
                                               INT4, GATE, WARPS, CHUNKS, WORDS, FACTORS)  # fmt: skip
-            memory.store(_sums_of_warp(words, factors, pieces, INT4, EIGHTS, WARPS, CHUNKS))
+            memory.store(_sums_of_warp(words, factors, pieces, INT4, WARPS, CHUNKS))
             total = gl.sum(memory.load(PARTS), axis=0)
-            first, second = gl.split(gl.reshape(total, [64 * EIGHTS, 2]))
+            first, second = gl.split(gl.reshape(total, [64, 2]))
             first = gl.convert_layout(first, PLACES, assert_trivial=True)
             second = gl.convert_layout(second, PLACES, assert_trivial=True)
             row, below = _weight_row(tile, at, 0, outputs, GATE), _weight_row(tile, at, 1, outputs, GATE)
@@ -256,17 +247,17 @@ def mixed_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONLY) 
         tiles, words.stride(0), data.stride(0), scales.stride(0), out.stride(0),
         0 if residual is None else residual.stride(0),
         INT4=weight.kind == "int4", GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None,
-        EIGHTS=-(-len(x) // 8), WARPS=warps, CHUNKS=chunks, num_warps=warps, maxnreg=_REGISTERS, **launch_options(True),
+        WARPS=warps, CHUNKS=chunks, num_warps=warps, maxnreg=_REGISTERS, **launch_options(True),
     )  # fmt: skip
     return out
 
 
 def fits_mixed_rows(x: Tensor, weight: QuantisedWeight) -> bool:
-    """Return whether the kernel takes these: at most 16 rows of bf16 that fit in registers, on Hopper and later."""
-    if gluon is None or weight.kind == "fp8" or len(x) > 16 or x.dtype != torch.bfloat16 or not starts_early(x.device):
+    """Return whether the kernel takes these: at most 8 rows of bf16 that fit in registers, on Hopper and later."""
+    if gluon is None or weight.kind == "fp8" or len(x) > 8 or x.dtype != torch.bfloat16 or not starts_early(x.device):
         return False
     warps, chunks = _division(weight)
-    words = 8 * chunks * -(-len(x) // 8) * (2 if weight.kind == "int4" else 1)
+    words = 8 * chunks * (2 if weight.kind == "int4" else 1)
     whole = warps * chunks * _CHUNK == weight.data.shape[1] and not warps & (warps - 1) and not chunks & (chunks - 1)
     paired = x.stride(1) == 1 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0
     return whole and paired and warps > 1 and chunks <= _MOST_CHUNKS and words <= _REGISTERS // 2
