@@ -10,12 +10,18 @@ from types import ModuleType
 
 import pytest
 
+from tests.train.corpus import make_tokens
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
+    return load("report")
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -74,3 +80,11 @@ def test_figures_of_the_readme_are_measured(report: ModuleType) -> None:
     claims = re.findall(r"[\d.]+(?= times the tokens)|[\d.]+(?= of its memory)|[\d.]+(?= times the documents)", section)
     assert len(claims) == 3
     assert set(claims) <= ratios
+
+
+def test_a_tiny_form_of_the_large_model_goes_through_gptq(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tokens(tmp_path, documents=60)
+    load("compress").gptq_of_some_blocks(2, str(tmp_path / "tokens"), tiny=True)
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (row["blocks_run"], len(row["each_block"])) == (2, 2)
+    assert all(seconds > 0 for seconds in row["where"].values())

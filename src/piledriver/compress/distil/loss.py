@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from piledriver.kernels.cross_entropy import IGNORE_INDEX, cap_logits, default_chunk_tokens
+from piledriver.kernels.cross_entropy import IGNORE_INDEX, add_product, cap_logits, default_chunk_tokens
 from piledriver.models.loss import LossSums
 
 Divergence = Literal["forward", "reverse"]
@@ -97,7 +97,7 @@ class _ChunkedDistillation(torch.autograd.Function):
             if d_hidden is not None:
                 torch.mm(gradient, small, out=d_hidden[part])
             if d_weight is not None:
-                d_weight += (gradient.t() @ hidden[part]).to(d_weight.dtype)
+                add_product(d_weight, gradient.t(), hidden[part])
         ctx.save_for_backward(d_hidden, d_weight)
         return sums[0].clone(), sums[1].clone(), sums[2].clone()
 
@@ -124,33 +124,35 @@ def distillation_gradient(
     log_z = capped.logsumexp(dim=-1, keepdim=True)
     log_p = capped - log_z
     losses = -log_p.gather(1, goals)
-    temperature = settings.temperature
+    p, temperature, share = log_p.exp(), settings.temperature, settings.cross_entropy
     log_pt = log_p if temperature == 1.0 else (capped / temperature).log_softmax(dim=-1)
-    divergence, gradient = _divergence(log_pt, teacher, settings.kind)
-    share = settings.cross_entropy
-    gradient = gradient * ((1.0 - share) * temperature)
-    if share or z_loss:
-        p = log_p.exp()
+    pt = p if temperature == 1.0 else log_pt.exp()
+    divergence, gradient = _divergence(log_pt, pt, teacher, settings.kind)
+    # In place: on a CPU a new tensor of this size costs more than the arithmetic.
+    gradient = gradient.mul_((1.0 - share) * temperature)
+    if share:
         here = torch.arange(logits.shape[1], device=logits.device) == goals
-        gradient = gradient + share * (p - here.to(p.dtype)) + 2.0 * z_loss * log_z * p
+        gradient = gradient.add_(p, alpha=share).add_(here, alpha=-share)
+    if z_loss:
+        gradient = gradient.add_(p * (2.0 * z_loss * log_z))
     if softcap is not None:
-        gradient = gradient * (1.0 - (capped / softcap).square())
-    gradient = torch.where(counted.unsqueeze(1), gradient, 0.0)
+        gradient = gradient.mul_(1.0 - (capped / softcap).square())
+    gradient = gradient.masked_fill_(~counted.unsqueeze(1), 0.0)
     total = (1.0 - share) * temperature**2 * divergence + share * losses + z_loss * log_z.square()
     rows = torch.cat((total, losses, log_z.square()), dim=1)
     return gradient.to(logits.dtype), torch.where(counted.unsqueeze(1), rows, 0.0).sum(dim=0)
 
 
-def _divergence(log_p: Tensor, teacher: Distribution, kind: Divergence) -> tuple[Tensor, Tensor]:
+def _divergence(log_p: Tensor, p: Tensor, teacher: Distribution, kind: Divergence) -> tuple[Tensor, Tensor]:
     """Return the divergence of each token, [tokens, 1], and its gradient by what log_p is the log-softmax of."""
-    p = log_p.exp()
     if teacher.ids is None:
-        log_q, q = teacher.log_q, teacher.log_q.exp()
+        log_q = teacher.log_q
         if kind == "forward":
-            return (q * (log_q - log_p)).sum(dim=-1, keepdim=True), p - q
+            q = log_q.exp()
+            return (log_q - log_p).mul_(q).sum(dim=-1, keepdim=True), q.neg_().add_(p)
         ratio = log_p - log_q
         value = (p * ratio).sum(dim=-1, keepdim=True)
-        return value, p * (ratio - value)
+        return value, ratio.sub_(value).mul_(p)
     log_q, ids = teacher.log_q, teacher.ids
     q, log_pk = log_q.exp(), log_p.gather(1, ids)
     pk = log_pk.exp()

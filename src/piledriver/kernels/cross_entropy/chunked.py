@@ -98,7 +98,7 @@ def loss_and_gradients(
         if hidden_grad:
             torch.mm(gradient, compute_weight[: gradient.shape[1]], out=d_hidden[part])
         if weight_grad:
-            _add_product(d_weight[: gradient.shape[1]], gradient.t(), hidden[part])
+            add_product(d_weight[: gradient.shape[1]], gradient.t(), hidden[part])
     return sums[0].clone(), sums[1].clone(), sums[2].clone(), d_hidden, d_weight[:vocab] if weight_grad else d_weight
 
 
@@ -188,7 +188,7 @@ def _even_chunks(tokens: int, chunk_tokens: int) -> int:
     return max(min(-(-tokens // chunks // _ROWS) * _ROWS, chunk_tokens), 1)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add left @ right to `total`, summed in the dtype of `total` where the device supports it."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
