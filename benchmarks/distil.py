@@ -60,7 +60,7 @@ class Parts:
 
     @torch.no_grad()
     def teach(self) -> None:
-        """A forward pass of the teacher with its logits, a chunk at a time as nobody stores all."""
+        """A forward pass of the teacher with its logits, in chunks of tokens: those of a batch are never stored."""
         assert self.teacher is not None
         outputs, count = self.teacher.outputs(self.batch, masks_documents=False), self.batch.inputs.numel()
         for begin in range(0, count, 1024):

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from in_turn import measure, my_turn
-from linear import SHAPES, bytes_of, copies, seconds_each
+from linear import SHAPES, copies, seconds_each
 
 from piledriver.kernels.linear import QuantisedWeight, linear, weight_codes
 from piledriver.kernels.linear.dequantise import dequantise_integers
@@ -63,7 +63,7 @@ def one(kind: str, columns: int, rows: int, config: str | None) -> dict[str, Any
         for name, found in (("ours", linear(x, ours[0])), ("theirs", theirs[0](x))):
             errors[f"{name}, M={count}"] = float((found.float() - expected).abs().max() / expected.abs().max())
     my_turn()
-    times: dict[str, Any] = {"ours": {}, "theirs": {}, "errors": errors, "bytes": bytes_of(ours[0])}
+    times: dict[str, Any] = {"ours": {}, "theirs": {}, "errors": errors}
     for count, x in inputs.items():
         name = f"{kind} {columns}x{rows}, M={count}"
         times["ours"][name] = round(1e6 * seconds_each([partial(linear, x, weight) for weight in ours]), 2)

@@ -74,7 +74,7 @@ def _integers(x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
         return integer_tiles(x, weight, fused)
     if chosen["kernel"] == "dequantised" or (chosen["kernel"] == "mixed" and not fits_mixed(x)):
         return _dense(x, dequantise_integers(weight, x.dtype), fused)
-    tile = None if chosen["kernel"] in ("rows", "streamed_rows") else chosen
+    tile = chosen if "stages" in chosen else None
     products: dict[str, Any] = {"mixed": mixed, "warp_specialised": warp_specialised}
     product = products.get(chosen["kernel"], integer_tiles)
     if not fused.gate_block:

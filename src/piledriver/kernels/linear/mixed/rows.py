@@ -174,8 +174,9 @@ if gluon is not None:
         return gl.reshape(total, [WARPS, 128])
 
     @gluon.jit
-    def _store(total, out, residual, index, token, outputs, tokens, out_stride, residual_stride,
-               RESIDUAL: gl.constexpr):  # fmt: skip
+    def store_outputs(total, out, residual, index, token, outputs, tokens, out_stride, residual_stride,
+                      RESIDUAL: gl.constexpr):  # fmt: skip
+        """Add the residual and store what lies inside the result."""
         inside = (index < outputs) & (token < tokens)
         if RESIDUAL:
             place = residual + token * residual_stride + index
@@ -225,11 +226,17 @@ if gluon is not None:
                 second += gl.load(bias + below).to(gl.float32)
             if GATE > 0:
                 index, first = tile * 8 + at, first / (1.0 + gl.exp(-first)) * second
-                _store(first, out, residual, index, token, outputs, tokens, out_stride, residual_stride, RESIDUAL)
+                store_outputs(
+                    first, out, residual, index, token, outputs, tokens, out_stride, residual_stride, RESIDUAL
+                )
             else:
                 index = tile * 16 + at
-                _store(first, out, residual, index, token, outputs, tokens, out_stride, residual_stride, RESIDUAL)
-                _store(second, out, residual, index + 8, token, outputs, tokens, out_stride, residual_stride, RESIDUAL)
+                store_outputs(
+                    first, out, residual, index, token, outputs, tokens, out_stride, residual_stride, RESIDUAL
+                )
+                store_outputs(
+                    second, out, residual, index + 8, token, outputs, tokens, out_stride, residual_stride, RESIDUAL
+                )
             words, factors = next_words, next_factors
 
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import launch_options, processor_count, starts_early
+from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
+from piledriver.kernels.linear.mixed.warp_specialised import hopper_processors, is_aligned
 from piledriver.kernels.linear.weights import QuantisedWeight
 
 try:
     import triton.language as tl
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 except ImportError:
     gluon = None
@@ -42,9 +43,8 @@ if gluon is not None:
 
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8
-
-    # Named otherwise before Triton 3.8.
-    async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+    from piledriver.kernels.linear.mixed.rows import store_outputs
+    from piledriver.kernels.linear.mixed.warp_specialised import async_load
 
     @gluon.jit
     def _load_codes(memory, weight, turn, GROUPS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
@@ -156,11 +156,7 @@ if gluon is not None:
                                FOUR)  # fmt: skip
                 found = found / (1.0 + gl.exp(-found)) * up
             index, token = gl.expand_dims(tile * WIDTH + at, 0), gl.expand_dims(4 * GROUP + token, 1)
-            inside = (index < outputs) & (token < tokens)
-            if RESIDUAL:
-                place = residual + token * residual_stride + index
-                found += gl.load(place, mask=inside, other=0.0).to(gl.float32)
-            gl.store(out + token * out_stride + index, found.to(out.dtype.element_ty), mask=inside)
+            store_outputs(found, out, residual, index, token, outputs, tokens, out_stride, residual_stride, RESIDUAL)
 
     @gluon.jit(do_not_specialize=["tokens", "tiles"])
     def _streamed_rows(
@@ -206,7 +202,7 @@ def streamed_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONL
     outputs = len(data) // 2 if gate_block else len(data)
     tiles, chunks = -(-len(data) // _OUTPUTS), x.shape[1] // 64
     out = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
-    _streamed_rows[(min(tiles, processor_count(x.device)),)](
+    _streamed_rows[(min(tiles, hopper_processors(x.device)),)](
         _described(tokens, [chunks // _PARTS, _ROWS]), _described(data, [_GROUPS, _OUTPUTS]), scales,
         x if bias is None else bias, x if residual is None else residual, out, outputs, len(x), tiles,
         scales.stride(0), out.stride(0), 0 if residual is None else residual.stride(0),
@@ -219,7 +215,7 @@ def streamed_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONL
 
 def fits_streamed_rows(x: Tensor, weight: QuantisedWeight, gate_block: int) -> bool:
     """Return whether the kernel takes these: 9 to 16 aligned rows of bf16 that fit in shared memory, on Hopper."""
-    if gluon is None or weight.kind == "fp8" or not 8 < len(x) <= _ROWS or not starts_early(x.device):
+    if gluon is None or weight.kind == "fp8" or not 8 < len(x) <= _ROWS or not hopper_processors(x.device):
         return False
     turns, rest = divmod(weight.data.shape[1], _BYTES * _GROUPS)
     return (
@@ -228,9 +224,8 @@ def fits_streamed_rows(x: Tensor, weight: QuantisedWeight, gate_block: int) -> b
         and x.shape[1] <= _MOST_COLUMNS
         and rest == 0
         and turns % _PARTS == 0
-        and torch.cuda.get_device_capability(x.device)[0] == 9
-        and all(one.stride(1) == 1 and one.stride(0) * one.element_size() % 16 == 0 for one in (x, weight.data))
-        and all(one.data_ptr() % 16 == 0 for one in (x, weight.data))
+        and is_aligned(x)
+        and is_aligned(weight.data)
     )
 
 

@@ -299,13 +299,15 @@ def warp_specialised(
     `together`.
     """
     _, _, bias, _, residual = fused
-    data, scales, bm, processors = weight.data, weight.scales, config["bm"], _hopper_processors(x.device)
+    data, scales, bm, processors = weight.data, weight.scales, config["bm"], hopper_processors(x.device)
     tiles, across, pairs = -(-len(data) // _OUTPUTS), -(-len(x) // bm), x.shape[1] // GROUP
     late = tiles * across % processors
     part, parts = divided(pairs, late, processors)
-    whole = tiles * across - (late if parts > 1 else 0)
-    items = whole + (late * parts if parts > 1 else 0)
-    partial, counters = workspace(x.device, late * _OUTPUTS * bm if parts > 1 else 1, 2 * late)
+    if parts == 1:
+        late = 0
+    whole = tiles * across - late
+    items = whole + late * parts
+    partial, counters = workspace(x.device, max(late * _OUTPUTS * bm, 1), 2 * late)
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     _warp_specialised[(min(items, processors),)](
         _described(fused.normalised(x), [bm, 64]), _described(data, [_OUTPUTS, _BYTES]), scales,
@@ -335,22 +337,23 @@ def divided(pairs: int, tiles: int, processors: int) -> tuple[int, int]:
 
 def fits_warp_specialised(x: Tensor, weight: QuantisedWeight, residual: Tensor | None) -> bool:
     """Return whether the kernel takes these: bf16 in aligned rows, columns in pairs of 64, on Hopper."""
-    if gluon is None or not _hopper_processors(x.device) or weight.shape[0] % 8 or weight.shape[1] % GROUP:
+    if gluon is None or not hopper_processors(x.device) or weight.shape[0] % 8 or weight.shape[1] % GROUP:
         return False
     tokens = [x] if residual is None else [x, residual]
     scaled = [weight.scales] if weight.kind == "int4" else []
-    return all(one.dtype == torch.bfloat16 for one in tokens + scaled) and all(map(_is_aligned, [*tokens, weight.data]))
+    return all(one.dtype == torch.bfloat16 for one in tokens + scaled) and all(map(is_aligned, [*tokens, weight.data]))
 
 
 @functools.cache
-def _hopper_processors(device: torch.device) -> int:
+def hopper_processors(device: torch.device) -> int:
     """Return the number of processors of a Hopper GPU, 0 for other devices."""
     if not starts_early(device) or torch.cuda.get_device_capability(device)[0] != 9:
         return 0
     return processor_count(device)
 
 
-def _is_aligned(x: Tensor) -> bool:
+def is_aligned(x: Tensor) -> bool:
+    """Return whether tensor descriptors take a matrix: rows without gaps that begin at multiples of 16 bytes."""
     return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
 
 
