@@ -87,4 +87,6 @@ def test_a_tiny_form_of_the_large_model_goes_through_gptq(tmp_path: Path, capsys
     load("compress").gptq_of_some_blocks(2, str(tmp_path / "tokens"), tiny=True)
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (row["blocks_run"], len(row["each_block"])) == (2, 2)
-    assert all(seconds > 0 for seconds in row["where"].values())
+    # Every part that is timed was called by the name under which it is timed. (A tiny part may take 0.00 s.)
+    parts = {"open_for_blocks", "save_folder", "statistics", "advance", "add", "gptq", "inverse_factor"}
+    assert set(row["where"]) == parts | {"_relative_error"}
