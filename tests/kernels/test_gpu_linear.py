@@ -20,7 +20,10 @@ pytestmark = [*ON_GPU, pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 @pytest.mark.parametrize(
     ("outputs", "columns", "counts"),
-    [(1000, 2048, (1, 2, 7, 16, 40, 128, 300, 1100)), (1024, 4096, (1, 16, 64, 300)), (1000, 768, (7, 128))],
+    [
+        *((1000, 2048, (1, 2, 7, 16, 40, 128, 300, 1100)), (1024, 4096, (1, 16, 64, 300)), (1000, 768, (7, 128))),
+        *((1000, 3072, (7, 16, 300)), (512, 2560, (7, 16, 300))),
+    ],
 )
 def test_products_are_those_of_the_dequantised_weight(
     kind: WeightKind, outputs: int, columns: int, counts: tuple[int, ...]
