@@ -543,7 +543,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--decay", type=float, default=1.0)
     parser.add_argument("--rates", type=float, nargs="*", default=[], help="other rates of distillation, for rates")
-    parser.add_argument("--aware-lr", type=float, default=2e-5, help="rate of quantisation-aware training")
+    parser.add_argument("--aware-lr", type=float, help="rate of quantisation-aware training; default: that of `distil`")
     parser.add_argument("--aware-step-tokens", type=int, default=8192)
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--packing", choices=("packed", "joined"), default="packed", help="how windows are filled")

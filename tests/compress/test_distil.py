@@ -292,7 +292,10 @@ def test_quantisation_aware_training_ends_in_the_values_it_was_trained_with(plac
     weight = torch.randn(4, 64, requires_grad=True)
     small = round_weight(weight, scheme)
     small.square().sum().backward()
-    torch.testing.assert_close(weight.grad, 2 * small.detach())
+    groups = weight.detach().unflatten(1, (-1, 32)).abs()  # type: ignore[no-untyped-call]
+    spans = (groups == groups.amax(dim=-1, keepdim=True)).flatten(1)
+    assert int(spans.sum()) == 4 * 2  # the largest weight of a group, which scales it, stays
+    torch.testing.assert_close(weight.grad, (2 * small.detach()).masked_fill(spans, 0.0))
     out = tmp_path / "run"
     assert distil(config(place, out, student="sparse", quantise="w4a16-g32")).finished
     trained, rounded = load_folder(out / "model"), load_folder(out / "quantised")
@@ -303,6 +306,18 @@ def test_quantisation_aware_training_ends_in_the_values_it_was_trained_with(plac
     make_quantisation_aware(trained, scheme)
     with torch.no_grad():
         torch.testing.assert_close(rounded(TOKENS), trained(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_the_default_rate_of_quantisation_aware_training_is_a_fifth_of_that_of_distillation(
+    place: Path, tmp_path: Path
+) -> None:
+    rates = []
+    for number, scheme in enumerate((None, "w4a16-g32")):
+        given = config(place, tmp_path / str(number), steps=1, quantise=scheme)
+        run = dataclasses.replace(given.train, optimizer=OptimizerConfig())
+        distil(dataclasses.replace(given, train=run))
+        rates.append(load_config(DistilConfig, f"{run.out}/distil.yaml").train.optimizer.lr or 0.0)
+    assert rates[0] == pytest.approx(5 * rates[1], rel=0.1)
 
 
 def test_experts_stay_dense_as_they_were_trained(place: Path, tmp_path: Path) -> None:

@@ -27,11 +27,20 @@ _EDGE = 0.45
 
 
 def round_weight(weight: Tensor, scheme: Scheme) -> Tensor:
-    """Return the weight rounded to its grid; the gradient passes through (straight-through estimator)."""
+    """Return the weight rounded to its grid; the gradient passes through (straight-through estimator).
+
+    Weights that span the grid of their group get no gradient: each would move all values of the group, of which its
+    own gradient knows nothing.
+    """
     with torch.no_grad():
         grid = weight_grid(weight, scheme.weights, group=scheme.group, symmetric=scheme.symmetric)
         difference = grid.values(grid.codes(weight)).to(weight.dtype) - weight
-    return weight + difference
+        groups = torch.unflatten(weight, 1, (grid.scales.shape[1], -1))
+        if grid.zeros is None:
+            spans = groups.abs() == groups.abs().amax(dim=-1, keepdim=True)
+        else:
+            spans = (groups == groups.amin(dim=-1, keepdim=True)) | (groups == groups.amax(dim=-1, keepdim=True))
+    return torch.where(spans.flatten(1), weight.detach(), weight) + difference
 
 
 class QuantisationAwareLinear(Linear):

@@ -30,8 +30,8 @@ from piledriver.train.setup import default_learning_rate
 
 _CONFIG = "distil.yaml"
 MODEL, QUANTISED = "model", "quantised"
-# Of the peak rate of pretraining (Muralidharan et al., 2024), and of `recover` with AdamW.
-_RATE, _SPARSE_RATE = 0.2, 0.4
+# Of the peak rate of pretraining (Muralidharan et al., 2024), of `recover` with AdamW, and with rounded weights.
+_RATE, _SPARSE_RATE, _AWARE_RATE = 0.2, 0.4, 0.04
 # Batches of fewer tokens lower the rate with the square root of their size (Malladi et al., 2022).
 _RATE_TOKENS = 8192
 # Of `recover`: few tokens in many small steps, and at most this much in one.
@@ -44,8 +44,8 @@ class DistilConfig:
     """Config of `piledriver compress distil`."""
 
     train: TrainConfig
-    """The run; `train.model` is the folder of the student. The default learning rate is a fifth of pretraining's, and
-    lower for batches of fewer than 8,192 tokens."""
+    """The run; `train.model` is the folder of the student. The default learning rate is a fifth of pretraining's, or
+    1/25 with `distil.quantise`, and lower for batches of fewer than 8,192 tokens."""
     distil: DistilSettings
     """The teacher and the loss."""
 
@@ -61,7 +61,8 @@ def distil(config: DistilConfig, **options: Any) -> RunSummary:
         raise ConfigError(f"train.model is {run.model!r}", fix="name the folder of the student")
     shape, _ = read_folder_config(run.model_folder)
     if run.optimizer.lr is None:
-        rate = _RATE * default_learning_rate(shape, run.optimizer.kind)
+        share = _RATE if config.distil.quantise is None else _AWARE_RATE
+        rate = share * default_learning_rate(shape, run.optimizer.kind)
         run = replace(run, optimizer=replace(run.optimizer, lr=_for_batch(rate, run.batch_tokens)))
     if run.layout.compile is None and torch.cuda.is_available():
         # Block by block: the loss runs outside the graph.
