@@ -37,10 +37,11 @@ def round_weight(weight: Tensor, scheme: Scheme) -> Tensor:
         difference = grid.values(grid.codes(weight)).to(weight.dtype) - weight
         groups = torch.unflatten(weight, 1, (grid.scales.shape[1], -1))
         if grid.zeros is None:
-            spans = groups.abs() == groups.abs().amax(dim=-1, keepdim=True)
+            spanning = groups.abs().argmax(dim=-1, keepdim=True)
         else:
-            spans = (groups == groups.amin(dim=-1, keepdim=True)) | (groups == groups.amax(dim=-1, keepdim=True))
-    return torch.where(spans.flatten(1), weight.detach(), weight) + difference
+            spanning = torch.cat((groups.argmin(dim=-1, keepdim=True), groups.argmax(dim=-1, keepdim=True)), dim=-1)
+        kept = groups.gather(-1, spanning)
+    return torch.unflatten(weight, 1, (grid.scales.shape[1], -1)).scatter(-1, spanning, kept).flatten(1) + difference
 
 
 class QuantisationAwareLinear(Linear):
