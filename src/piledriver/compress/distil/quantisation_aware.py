@@ -29,19 +29,18 @@ _EDGE = 0.45
 def round_weight(weight: Tensor, scheme: Scheme) -> Tensor:
     """Return the weight rounded to its grid; the gradient passes through (straight-through estimator).
 
-    Weights that span the grid of their group get no gradient: each would move all values of the group, of which its
-    own gradient knows nothing.
+    The largest weight of a group, which sets its scale, gets no gradient, and with zero points neither does the
+    smallest: moving it moves all values of the group, about which its own gradient says nothing.
     """
     with torch.no_grad():
         grid = weight_grid(weight, scheme.weights, group=scheme.group, symmetric=scheme.symmetric)
         difference = grid.values(grid.codes(weight)).to(weight.dtype) - weight
-        groups = torch.unflatten(weight, 1, (grid.scales.shape[1], -1))
-        if grid.zeros is None:
-            spanning = groups.abs().argmax(dim=-1, keepdim=True)
-        else:
-            spanning = torch.cat((groups.argmin(dim=-1, keepdim=True), groups.argmax(dim=-1, keepdim=True)), dim=-1)
-        kept = groups.gather(-1, spanning)
-    return torch.unflatten(weight, 1, (grid.scales.shape[1], -1)).scatter(-1, spanning, kept).flatten(1) + difference
+    groups = torch.unflatten(weight, 1, (grid.scales.shape[1], -1))
+    if grid.zeros is None:
+        fixed = groups.abs().argmax(dim=-1, keepdim=True)
+    else:
+        fixed = torch.cat((groups.argmin(dim=-1, keepdim=True), groups.argmax(dim=-1, keepdim=True)), dim=-1)
+    return groups.scatter(-1, fixed, groups.detach().gather(-1, fixed)).flatten(1) + difference
 
 
 class QuantisationAwareLinear(Linear):

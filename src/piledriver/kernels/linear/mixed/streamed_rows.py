@@ -216,18 +216,16 @@ def streamed_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONL
 def fits_streamed_rows(x: Tensor, weight: QuantisedWeight, gate_block: int) -> bool:
     """Return whether the kernel takes these: 9 to 16 aligned rows of bf16 that fit in shared memory, on Hopper.
 
-    Their columns are a power of two, as the sizes of a tensor copy must be.
+    The number of columns must be a power of two, as the sizes of a tensor copy are.
     """
     if gluon is None or weight.kind == "fp8" or not 8 < len(x) <= _ROWS or not hopper_processors(x.device):
         return False
-    turns, rest = divmod(weight.data.shape[1], _BYTES * _GROUPS)
     return (
         x.dtype == torch.bfloat16
         and gate_block in (0, _GATE)
         and x.shape[1] <= _MOST_COLUMNS
-        and not x.shape[1] & (x.shape[1] - 1)
-        and rest == 0
-        and turns % _PARTS == 0
+        and x.shape[1].bit_count() == 1
+        and weight.data.shape[1] >= _BYTES * _GROUPS * _PARTS
         and is_aligned(x)
         and is_aligned(weight.data)
     )
