@@ -37,6 +37,7 @@ from piledriver.kernels.linear import QuantisedWeight, linear, quantise_weight
 from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.integers.gemv import integer_gemv
 from piledriver.kernels.linear.integers.tiles import integer_tiles
+from piledriver.kernels.linear.mixed.pipelined_rows import fits_pipelined_rows, pipelined_rows
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.tiles import mixed
@@ -115,6 +116,8 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
     elif tokens <= 16:
         if fits_mixed_rows(x, weight):
             add("rows")
+        if fits_pipelined_rows(x, weight, 0):
+            add("pipelined_rows")
         if fits_streamed_rows(x, weight, 0):
             add("streamed_rows")
         width = max(8, tokens)
@@ -168,6 +171,7 @@ def dequantised(x: Tensor, weight: QuantisedWeight, config: dict[str, int]) -> T
 KERNELS: dict[str, Any] = {
     "gemv": integer_gemv,
     "rows": lambda x, weight, config: mixed_rows(x, weight),
+    "pipelined_rows": lambda x, weight, config: pipelined_rows(x, weight),
     "streamed_rows": lambda x, weight, config: streamed_rows(x, weight),
     "tiles": integer_tiles,
     "mixed": mixed,

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.fused import Fused
+from piledriver.kernels.linear.mixed.pipelined_rows import fits_pipelined_rows, pipelined_rows
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
@@ -39,23 +40,37 @@ def test_products_are_those_of_the_dequantised_weight(
             assert (found - expected).abs().max() < 0.01 * expected.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+_FEW = {
+    "rows": (mixed_rows, lambda x, weight, gate: fits_mixed_rows(x, weight), 3),
+    "pipelined_rows": (pipelined_rows, fits_pipelined_rows, 3),
+    "streamed_rows": (streamed_rows, fits_streamed_rows, 9),
+}
+
+
 @pytest.mark.parametrize(
-    ("outputs", "columns", "rows", "gate"),
+    ("kernel", "kind", "outputs", "columns", "rows", "gate"),
     [
-        *((1000, 2048, 8, 0), (1024, 4096, 5, 64), (136, 512, 7, 4), (8192, 256, 3, 0)),
-        *((1000, 2048, 16, 0), (16960, 1024, 13, 0), (1152, 4096, 11, 32)),
+        *(("rows", kind, *shape) for kind in ("int8", "int4") for shape in (
+            (1000, 2048, 8, 0), (1024, 4096, 5, 64), (136, 512, 7, 4), (8192, 256, 3, 0)
+        )),
+        *(("streamed_rows", "int8", *shape) for shape in (
+            (1000, 2048, 16, 0), (16960, 1024, 13, 0), (1152, 4096, 11, 32)
+        )),
+        *(("pipelined_rows", "int4", *shape) for shape in (
+            (1000, 2048, 16, 0), (16960, 1024, 13, 0), (1152, 4096, 11, 32), (1000, 4096, 7, 0), (1024, 2048, 8, 64)
+        )),
     ],
-)
+)  # fmt: skip
 def test_a_few_rows_are_the_formula_however_many_there_are(
-    kind: WeightKind, outputs: int, columns: int, rows: int, gate: int
+    kernel: str, kind: WeightKind, outputs: int, columns: int, rows: int, gate: int
 ) -> None:
     torch.manual_seed(0)
     weight = quantise_weight(torch.randn(outputs, columns, device="cuda", dtype=torch.bfloat16), kind)
     x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-    if not fits_mixed_rows(x, weight) and not fits_streamed_rows(x, weight, gate):
+    product, fits, least = _FEW[kernel]
+    if not fits(x, weight, gate):
         pytest.skip("needs Hopper and Gluon")
-    product, least = (mixed_rows, 3) if rows <= 8 else (streamed_rows, 9)
+    least = max(least, 9) if rows > 8 else least
     bias = 30 * torch.randn(outputs, device="cuda", dtype=torch.bfloat16)
     residual = 30 * torch.randn(rows, outputs // 2 if gate else outputs, device="cuda", dtype=torch.bfloat16)
     expected = F.linear(x.float(), dequantise_weight(weight, torch.float32), bias.float())

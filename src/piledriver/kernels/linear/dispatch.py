@@ -14,6 +14,7 @@ from piledriver.kernels.linear.gemv import fits_gemv, gemv
 from piledriver.kernels.linear.integers.gemv import fits_integer_gemv, integer_gemv
 from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.invariant_row import fits_invariant_row, invariant_row_linear
+from piledriver.kernels.linear.mixed.pipelined_rows import fits_pipelined_rows, pipelined_rows
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.tiles import fits_mixed, mixed
@@ -66,7 +67,9 @@ def _integers(x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
     if fits_integer_gemv(x, weight, fused.norm):
         return integer_gemv(x, weight, fused)
     chosen = tuned_kernel(weight, len(x), specialised=fits_warp_specialised(x, weight, fused.residual))
-    if chosen["kernel"] == "rows" and fits_mixed_rows(x, weight):
+    if chosen["kernel"] == "pipelined_rows" and fits_pipelined_rows(x, weight, fused.gate_block):
+        return pipelined_rows(x, weight, fused)
+    if chosen["kernel"] in ("rows", "pipelined_rows") and fits_mixed_rows(x, weight):
         return mixed_rows(x, weight, fused)
     if chosen["kernel"] == "streamed_rows" and fits_streamed_rows(x, weight, fused.gate_block):
         return streamed_rows(x, weight, fused)

@@ -28,8 +28,8 @@ _PROCESSORS = 132
 def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = True) -> dict[str, Any]:
     """Return `kernel` and its tile: those of the next larger measured product.
 
-    A kernel is rows, streamed_rows, tiles, mixed, warp_specialised (if `specialised`: it can run) or dequantised. With
-    streamed_rows comes the tile of tiles, for what that kernel does not take.
+    A kernel is rows, pipelined_rows, streamed_rows, tiles, mixed, warp_specialised (if `specialised`: it can run) or
+    dequantised. With pipelined_rows and streamed_rows comes the tile of tiles, for what these kernels do not take.
 
     >>> import torch
     >>> weight = QuantisedWeight("int8", torch.zeros(8, 4096, dtype=torch.int8), torch.ones(8, 1))

@@ -87,18 +87,18 @@ if gluon is not None:
         return ",".join(["=&f"] * 8 + ["r"] * (24 if INT4 else 16))
 
     @triton.constexpr_function
-    def _along(layout, axis):
-        """Return the layout of a vector along one of five axes."""
-        for other in reversed(range(5)):
+    def _along(layout, axis, rank):
+        """Return the layout of a vector along one of several axes."""
+        for other in reversed(range(rank)):
             if other != axis:
                 layout = gl.SliceLayout(other, layout)
         return layout
 
     @gluon.jit
-    def _axis(COUNT: gl.constexpr, AXIS: gl.constexpr, LAYOUT: gl.constexpr):
-        """Return 0 to COUNT along one of five axes."""
-        found = gl.arange(0, COUNT, _along(LAYOUT, AXIS))
-        for other in gl.static_range(5):
+    def along_axis(COUNT: gl.constexpr, AXIS: gl.constexpr, RANK: gl.constexpr, LAYOUT: gl.constexpr):
+        """Return 0 to COUNT along one of RANK axes."""
+        found = gl.arange(0, COUNT, _along(LAYOUT, AXIS, RANK))
+        for other in gl.static_range(RANK):
             if other != AXIS:
                 found = gl.expand_dims(found, other)
         return found
@@ -117,13 +117,14 @@ if gluon is not None:
                GATE: gl.constexpr, WARPS: gl.constexpr, CHUNKS: gl.constexpr, WORDS: gl.constexpr,
                FACTORS: gl.constexpr):  # fmt: skip
         """Return words of codes, [warps, outputs, lanes, chunks and halves of the 16 outputs, words], and scales."""
-        part = _axis(2 * CHUNKS, 3, WORDS)
-        rows = _weight_row(tile, _axis(8, 1, WORDS), part % 2, outputs, GATE).to(gl.int64)
-        column = (_axis(WARPS, 0, WORDS) * CHUNKS + part // 2) * 16 + _axis(4, 2, WORDS) * 4 + _axis(4, 4, WORDS)
+        part = along_axis(2 * CHUNKS, 3, 5, WORDS)
+        rows = _weight_row(tile, along_axis(8, 1, 5, WORDS), part % 2, outputs, GATE).to(gl.int64)
+        column = (along_axis(WARPS, 0, 5, WORDS) * CHUNKS + part // 2) * 16
+        column += along_axis(4, 2, 5, WORDS) * 4 + along_axis(4, 4, 5, WORDS)
         words = gl.load(weight + rows * weight_stride + column, mask=tile < tiles, other=0)
         if INT4:
-            rows = _weight_row(tile, _axis(8, 1, FACTORS), _axis(2, 4, FACTORS), outputs, GATE)
-            column = _axis(WARPS, 0, FACTORS) * CHUNKS + _axis(CHUNKS, 3, FACTORS)
+            rows = _weight_row(tile, along_axis(8, 1, 5, FACTORS), along_axis(2, 4, 5, FACTORS), outputs, GATE)
+            column = along_axis(WARPS, 0, 5, FACTORS) * CHUNKS + along_axis(CHUNKS, 3, 5, FACTORS)
             factors = gl.load(scales + rows * scale_stride + column, mask=tile < tiles, other=0.0).to(gl.float32)
         else:
             factors = gl.full([WARPS, 8, 1, CHUNKS, 2], 1.0, gl.float32, FACTORS)
@@ -137,10 +138,10 @@ if gluon is not None:
         The codes of a word become two operands, of columns 0 and 2 and of columns 1 and 3; so do elements here.
         """
         HALVES: gl.constexpr = 2 if INT4 else 1
-        part = _axis(2 * CHUNKS, 3, WORDS)
-        row = gl.minimum(_axis(8, 1, WORDS), tokens - 1)
-        column = (_axis(WARPS, 0, WORDS) * CHUNKS + part // 2) * (32 * HALVES) + PIECE * 32
-        column += _axis(4, 2, WORDS) * 8 + part % 2 * 4 + _axis(4, 4, WORDS)
+        part = along_axis(2 * CHUNKS, 3, 5, WORDS)
+        row = gl.minimum(along_axis(8, 1, 5, WORDS), tokens - 1)
+        column = (along_axis(WARPS, 0, 5, WORDS) * CHUNKS + part // 2) * (32 * HALVES) + PIECE * 32
+        column += along_axis(4, 2, 5, WORDS) * 8 + part % 2 * 4 + along_axis(4, 4, 5, WORDS)
         return gl.inline_asm_elementwise(
             """{
             prmt.b32 $0, $8, $9, 0x5410;

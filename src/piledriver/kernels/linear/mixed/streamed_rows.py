@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
 # ruff: noqa: N803, N806
-"""Linear layers of 9 to 16 rows with int8 or int4 weights: the input stays in shared memory, the weight streams past.
+"""Linear layers of 9 to 16 rows with int8 weights: the input stays in shared memory, the weight streams past.
 
 A program computes tiles of 64 outputs. One of its warps loads codes of the weight, and once all rows of the input. Four
 groups of four warps divide the columns: codes become bf16 in registers and are the left operand of matrix instructions.
@@ -29,8 +29,8 @@ try:
 except ImportError:
     gluon = None
 
-_ROWS, _OUTPUTS, _BYTES = 16, 64, 64
-"""Rows and outputs of a tile, and bytes of an output that a group takes at a time: 128 columns of int4, 64 of int8."""
+_ROWS, _OUTPUTS, _COLUMNS = 16, 64, 64
+"""Rows and outputs of a tile, and columns that a group takes at a time."""
 _GROUPS, _STAGES, _AHEAD, _PARTS = 4, 3, 2, 2
 """Groups of warps; stages in shared memory, and how many are loaded before the input; loads of the input."""
 _MOST_COLUMNS = 4096
@@ -42,7 +42,7 @@ if gluon is not None:
     from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-    from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8
+    from piledriver.kernels.linear.mixed.conversions import from_int8
     from piledriver.kernels.linear.mixed.rows import store_outputs
     from piledriver.kernels.linear.mixed.warp_specialised import async_load
 
@@ -74,49 +74,33 @@ if gluon is not None:
             _load_codes(memory, weight, turn, GROUPS, STAGES, TURNS)
 
     @gluon.jit
-    def _scale(scales, rows, tiles, turn, weight_rows, scale_stride, GROUP: gl.constexpr, GROUPS: gl.constexpr,
-               TURNS: gl.constexpr):  # fmt: skip
-        """Return the scales of the int4 codes that a group takes in a turn, those of the last tile after the end."""
-        tile = gl.minimum(gl.program_id(0) + turn // TURNS * gl.num_programs(0), tiles - 1)
-        row = gl.minimum(tile * 64 + rows, weight_rows - 1)
-        return gl.load(scales + row * scale_stride + turn % TURNS * GROUPS + GROUP).to(gl.float32)
-
-    @gluon.jit
     def _epilogue(slots, base, scales, bias, index, scale_stride, FIRST: gl.constexpr, COUNT: gl.constexpr,
-                  GROUP: gl.constexpr, GROUPS: gl.constexpr, INT4: gl.constexpr, BIAS: gl.constexpr,
+                  GROUP: gl.constexpr, GROUPS: gl.constexpr, BIAS: gl.constexpr,
                   LAYOUT: gl.constexpr):  # fmt: skip
         """Return four rows by some outputs of a tile: the sums of all groups, times scales, with the bias."""
         total = gl.zeros([4, COUNT], gl.float32, LAYOUT)
         for slot in gl.static_range(GROUPS):
             total += slots.index(base + slot).slice(4 * GROUP, 4).slice(FIRST, COUNT, 1).load(LAYOUT)
-        if not INT4:
-            total = total * gl.expand_dims(gl.load(scales + index * scale_stride).to(gl.float32), 0)
+        total = total * gl.expand_dims(gl.load(scales + index * scale_stride).to(gl.float32), 0)
         if BIAS:
             total = total + gl.expand_dims(gl.load(bias + index).to(gl.float32), 0)
         return total
 
     @gluon.jit
-    def _multiply(memory, given, GROUP: gl.constexpr, INT4: gl.constexpr, GATE: gl.constexpr, BIAS: gl.constexpr,
+    def _multiply(memory, given, GROUP: gl.constexpr, GATE: gl.constexpr, BIAS: gl.constexpr,
                   RESIDUAL: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
                   PARTS: gl.constexpr, X: gl.constexpr, CODES: gl.constexpr):  # fmt: skip
         """Multiply the columns of a group of warps, and store four rows of the result."""
         x_parts, code_stages, slots, ready, empty, x_ready, summed = memory
         scales, bias, residual, out, outputs, tokens, tiles, scale_stride, out_stride, residual_stride = given
-        HALVES: gl.constexpr = 2 if INT4 else 1
         SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
         OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
         INPUT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
         WIDTH: gl.constexpr = 32 if GATE else 64
         FOUR: gl.constexpr = gl.BlockedLayout([1, WIDTH // 32], [1, 32], [4, 1], [1, 0])
-        x_tiles = x_parts._reinterpret(x_parts.dtype, [TURNS * GROUPS * HALVES, 16, 64], X)
+        x_tiles = x_parts._reinterpret(x_parts.dtype, [TURNS * GROUPS, 16, 64], X)
         codes = code_stages._reinterpret(code_stages.dtype, [STAGES * GROUPS, 64, 64], CODES)
-        rows, weight_rows = gl.arange(0, 64, gl.SliceLayout(1, SUMS)), outputs * (2 if GATE else 1)
-        if INT4:
-            # A load takes as long as about four turns.
-            scale = _scale(scales, rows, tiles, 0, weight_rows, scale_stride, GROUP, GROUPS, TURNS)
-            second = _scale(scales, rows, tiles, 1, weight_rows, scale_stride, GROUP, GROUPS, TURNS)
-            third = _scale(scales, rows, tiles, 2, weight_rows, scale_stride, GROUP, GROUPS, TURNS)
-            fourth = _scale(scales, rows, tiles, 3, weight_rows, scale_stride, GROUP, GROUPS, TURNS)
+        weight_rows = outputs * (2 if GATE else 1)
         turn = 0
         for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
             total = gl.zeros([64, 16], gl.float32, SUMS)
@@ -127,17 +111,8 @@ if gluon is not None:
                 tl.debug_barrier()
                 mbarrier.arrive(empty.index(place))
                 mbarrier.wait(x_ready.index(step * PARTS // TURNS), 0)
-                if INT4:
-                    low, high = from_int4(some, some, True)
-                    part = gl.zeros([64, 16], gl.float32, SUMS)
-                    part = mma_v2(low, x_tiles.index(stage * 2).permute((1, 0)).load(INPUT), part)
-                    part = mma_v2(high, x_tiles.index(stage * 2 + 1).permute((1, 0)).load(INPUT), part)
-                    total += part * gl.expand_dims(scale, 1)
-                    scale, second, third = second, third, fourth
-                    fourth = _scale(scales, rows, tiles, turn + 4, weight_rows, scale_stride, GROUP, GROUPS, TURNS)
-                else:
-                    y = x_tiles.index(stage).permute((1, 0)).load(INPUT)
-                    total = mma_v2(from_int8(some, some, True), y, total)
+                y = x_tiles.index(stage).permute((1, 0)).load(INPUT)
+                total = mma_v2(from_int8(some, some, True), y, total)
                 turn += 1
             # Two tiles take turns with the slots: all groups have read those of a tile before the next one's sums meet.
             odd = (turn // TURNS - 1) & 1
@@ -148,11 +123,11 @@ if gluon is not None:
             mbarrier.wait(summed, odd)
             at, token = gl.arange(0, WIDTH, gl.SliceLayout(0, FOUR)), gl.arange(0, 4, gl.SliceLayout(1, FOUR))
             row = gl.minimum(tile * 64 + at, weight_rows - 1)
-            found = _epilogue(slots, base, scales, bias, row, scale_stride, 0, WIDTH, GROUP, GROUPS, INT4, BIAS,
+            found = _epilogue(slots, base, scales, bias, row, scale_stride, 0, WIDTH, GROUP, GROUPS, BIAS,
                               FOUR)  # fmt: skip
             if GATE:
                 row = gl.minimum(tile * 64 + 32 + at, weight_rows - 1)
-                up = _epilogue(slots, base, scales, bias, row, scale_stride, 32, WIDTH, GROUP, GROUPS, INT4, BIAS,
+                up = _epilogue(slots, base, scales, bias, row, scale_stride, 32, WIDTH, GROUP, GROUPS, BIAS,
                                FOUR)  # fmt: skip
                 found = found / (1.0 + gl.exp(-found)) * up
             index, token = gl.expand_dims(tile * WIDTH + at, 0), gl.expand_dims(4 * GROUP + token, 1)
@@ -161,7 +136,7 @@ if gluon is not None:
     @gluon.jit(do_not_specialize=["tokens", "tiles"])
     def _streamed_rows(
         x, weight, scales, bias, residual, out, outputs, tokens, tiles, scale_stride, out_stride, residual_stride,
-        INT4: gl.constexpr, GATE: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, GROUPS: gl.constexpr,
+        GATE: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, GROUPS: gl.constexpr,
         STAGES: gl.constexpr, AHEAD: gl.constexpr, TURNS: gl.constexpr, PARTS: gl.constexpr, X: gl.constexpr,
         CODES: gl.constexpr,
     ):  # fmt: skip
@@ -184,10 +159,10 @@ if gluon is not None:
         given = (scales, bias, residual, out, outputs, tokens, tiles, scale_stride, out_stride, residual_stride)
         gl.warp_specialize(
             [
-                (_multiply, (memory, given, 0, INT4, GATE, BIAS, RESIDUAL, GROUPS, STAGES, TURNS, PARTS, X, CODES)),
-                (_multiply, (memory, given, 1, INT4, GATE, BIAS, RESIDUAL, GROUPS, STAGES, TURNS, PARTS, X, CODES)),
-                (_multiply, (memory, given, 2, INT4, GATE, BIAS, RESIDUAL, GROUPS, STAGES, TURNS, PARTS, X, CODES)),
-                (_multiply, (memory, given, 3, INT4, GATE, BIAS, RESIDUAL, GROUPS, STAGES, TURNS, PARTS, X, CODES)),
+                (_multiply, (memory, given, 0, GATE, BIAS, RESIDUAL, GROUPS, STAGES, TURNS, PARTS, X, CODES)),
+                (_multiply, (memory, given, 1, GATE, BIAS, RESIDUAL, GROUPS, STAGES, TURNS, PARTS, X, CODES)),
+                (_multiply, (memory, given, 2, GATE, BIAS, RESIDUAL, GROUPS, STAGES, TURNS, PARTS, X, CODES)),
+                (_multiply, (memory, given, 3, GATE, BIAS, RESIDUAL, GROUPS, STAGES, TURNS, PARTS, X, CODES)),
                 (_load, (memory, x, weight, tiles, GROUPS, STAGES, AHEAD, TURNS, PARTS)),
             ],
             [4, 4, 4, 1],
@@ -196,7 +171,7 @@ if gluon is not None:
 
 
 def streamed_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONLY) -> Tensor:
-    """Return the linear layer of [rows, columns] with an int8 or int4 weight."""
+    """Return the linear layer of [rows, columns] with an int8 weight."""
     _, _, bias, gate_block, residual = fused
     data, scales, tokens = weight.data, weight.scales, fused.normalised(x)
     outputs = len(data) // 2 if gate_block else len(data)
@@ -206,8 +181,8 @@ def streamed_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONL
         _described(tokens, [chunks // _PARTS, _ROWS]), _described(data, [_GROUPS, _OUTPUTS]), scales,
         x if bias is None else bias, x if residual is None else residual, out, outputs, len(x), tiles,
         scales.stride(0), out.stride(0), 0 if residual is None else residual.stride(0),
-        INT4=weight.kind == "int4", GATE=gate_block > 0, BIAS=bias is not None, RESIDUAL=residual is not None,
-        GROUPS=_GROUPS, STAGES=_STAGES, AHEAD=_AHEAD, TURNS=data.shape[1] // (_BYTES * _GROUPS), PARTS=_PARTS,
+        GATE=gate_block > 0, BIAS=bias is not None, RESIDUAL=residual is not None,
+        GROUPS=_GROUPS, STAGES=_STAGES, AHEAD=_AHEAD, TURNS=data.shape[1] // (_COLUMNS * _GROUPS), PARTS=_PARTS,
         X=_layout(tokens, 2), CODES=_layout(data, 2), num_warps=4, maxnreg=96, **launch_options(True),
     )  # fmt: skip
     return out
@@ -218,14 +193,14 @@ def fits_streamed_rows(x: Tensor, weight: QuantisedWeight, gate_block: int) -> b
 
     The number of columns must be a power of two, as the sizes of a tensor copy are.
     """
-    if gluon is None or weight.kind == "fp8" or not 8 < len(x) <= _ROWS or not hopper_processors(x.device):
+    if gluon is None or weight.kind != "int8" or not 8 < len(x) <= _ROWS or not hopper_processors(x.device):
         return False
     return (
         x.dtype == torch.bfloat16
         and gate_block in (0, _GATE)
         and x.shape[1] <= _MOST_COLUMNS
         and x.shape[1].bit_count() == 1
-        and weight.data.shape[1] >= _BYTES * _GROUPS * _PARTS
+        and weight.data.shape[1] >= _COLUMNS * _GROUPS * _PARTS
         and is_aligned(x)
         and is_aligned(weight.data)
     )
