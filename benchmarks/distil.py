@@ -42,13 +42,14 @@ class Parts:
     def __init__(self, windows: int, length: int, *, with_teacher: bool) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(0)
+        gpu = self.device.type == "cuda"
         self.student = Transformer(SMALL).to(self.device)
+        self.student.compute_dtype = torch.bfloat16 if gpu else None  # as `Layout(precision="bf16")` does
         self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=1e-5, fused=True)
         self.cross_entropy = self.student.cross_entropy
         self.teacher: Teacher | None = None
         if with_teacher:
-            dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-            self.teacher = Teacher(Transformer(LARGE).to(self.device, dtype))
+            self.teacher = Teacher(Transformer(LARGE).to(self.device, torch.bfloat16 if gpu else torch.float32))
         tokens = torch.randint(50257, (windows, length), device=self.device)
         ends = torch.arange(windows + 1, dtype=torch.int32, device=self.device) * length
         self.batch = TokenBatch(tokens, tokens.roll(-1, 1), ends, length, 0)
@@ -77,8 +78,7 @@ class Parts:
         self._step(DistilTargets(self.batch.labels, self.teacher.outputs(self.batch, masks_documents=False)))
 
     def _step(self, targets: Any) -> None:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            sums = self.student(self.batch.inputs, targets)
+        sums = self.student(self.batch.inputs, targets)
         (sums.total / sums.tokens).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -52,10 +52,10 @@ class Outputs:
         self.logits, self.top_k = logits, top_k
 
     def chunk(self, begin: int, end: int, temperature: float) -> Distribution:
-        log_q = (self.logits[begin:end] / temperature).log_softmax(-1)
+        logits = self.logits[begin:end] / temperature
         if self.top_k is None:
-            return Distribution(log_q)
-        best = log_q.topk(self.top_k)
+            return Distribution(logits)
+        best = logits.log_softmax(-1).topk(self.top_k)
         return Distribution(best.values, best.indices)
 
 

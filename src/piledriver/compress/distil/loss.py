@@ -24,7 +24,7 @@ class Distribution(NamedTuple):
     """A teacher's distribution of the next token, of some tokens."""
 
     log_q: Tensor
-    """[tokens, vocab] log-probabilities, or [tokens, k] of the ids."""
+    """[tokens, vocab] logits in any dtype, which the loss normalises; or [tokens, k] log-probabilities of the ids."""
     ids: Tensor | None = None
     """[tokens, k]: what `log_q` belongs to; the rest of the probability is spread over one further outcome."""
 
@@ -60,13 +60,19 @@ def linear_distillation(
 ) -> LossSums:
     """Return the loss sums of softmax(hidden @ weight.T) against a teacher and targets (-100 is ignored)."""
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
-    size = chunk_tokens or max(64, default_chunk_tokens(weight.shape[0], hidden.device.type) // 2)
+    size = chunk_tokens or _chunk_tokens(weight.shape[0], hidden.device.type)
     found: tuple[Tensor, Tensor, Tensor] = _ChunkedDistillation.apply(  # type: ignore[no-untyped-call]
         hidden, weight, targets, teacher, settings, softcap, z_loss, size
     )
     total, entropy, squares = found
     zero = torch.zeros_like(total).detach()
     return LossSums(total, entropy.detach(), squares.detach(), zero, (targets != IGNORE_INDEX).sum())
+
+
+def _chunk_tokens(vocab_size: int, device_type: str) -> int:
+    """Return the tokens of a chunk: fewer than for a loss without a teacher, as several tensors of logits exist."""
+    share, least = (2, 64) if device_type == "cpu" else (8, 512)
+    return max(least, default_chunk_tokens(vocab_size, device_type) // share)
 
 
 class _ChunkedDistillation(torch.autograd.Function):
@@ -146,7 +152,8 @@ def distillation_gradient(
 def _divergence(log_p: Tensor, p: Tensor, teacher: Distribution, kind: Divergence) -> tuple[Tensor, Tensor]:
     """Return the divergence of each token, [tokens, 1], and its gradient by what log_p is the log-softmax of."""
     if teacher.ids is None:
-        log_q = teacher.log_q
+        # Here and not at the teacher: compiled, no tensor of its log-probabilities is stored.
+        log_q = teacher.log_q.to(log_p.dtype).log_softmax(dim=-1)
         if kind == "forward":
             q = log_q.exp()
             return (log_q - log_p).mul_(q).sum(dim=-1, keepdim=True), q.neg_().add_(p)

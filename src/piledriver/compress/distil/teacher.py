@@ -30,13 +30,14 @@ class HiddenOutputs:
     @torch.no_grad()
     def chunk(self, begin: int, end: int, temperature: float) -> Distribution:
         """See `TeacherOutputs`."""
-        logits = cap_logits(
-            self._model.project(self._hidden[begin:end], self._weight), self._model.config.logit_softcap
-        )
-        log_q = logits.log_softmax(dim=-1) if temperature == 1.0 else (logits / temperature).log_softmax(dim=-1)
+        logits, softcap = self._model.project(self._hidden[begin:end], self._weight), self._model.config.logit_softcap
+        if softcap is not None:
+            logits = cap_logits(logits, softcap)
+        if temperature != 1.0:
+            logits = logits.float() / temperature
         if self._top_k is None:
-            return Distribution(log_q)
-        best = log_q.topk(self._top_k, dim=-1)
+            return Distribution(logits)
+        best = logits.log_softmax(dim=-1, dtype=torch.float32).topk(self._top_k, dim=-1)
         return Distribution(best.values, best.indices)
 
 
