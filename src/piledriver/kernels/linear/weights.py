@@ -138,12 +138,12 @@ def quantise_weight(
     return grid.pack(grid.codes(weight.detach()))
 
 
-def weight_codes(weight: QuantisedWeight) -> Tensor:
-    """Return the codes of a quantised weight, [rows, columns] in fp32: the inverse of `WeightGrid.pack`."""
+def weight_codes(weight: QuantisedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the codes of a quantised weight, [rows, columns]: the inverse of `WeightGrid.pack`."""
     if weight.kind != "int4":
-        return weight.data.float()
+        return weight.data.to(dtype)
     groups = torch.unflatten(weight.data, 1, (-1, weight.group // 2))
-    return torch.cat((groups & 15, groups >> 4), dim=-1).flatten(1).float()
+    return torch.cat((groups & 15, groups >> 4), dim=-1).flatten(1).to(dtype)
 
 
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:

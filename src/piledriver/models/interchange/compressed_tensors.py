@@ -20,20 +20,23 @@ from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear,
 
 
 def write_layer(
-    layer: QuantisedLinear, operation: str, names: list[str], config: ModelConfig, dtype: torch.dtype
+    layer: QuantisedLinear, operation: str, names: list[str], config: ModelConfig, dtype: torch.dtype, *, device: str
 ) -> list[tuple[str, Tensor]]:
-    """Return the tensors of a layer, which is stored under the dense names `names`; scales are in `dtype`."""
+    """Return the tensors of a layer, which is stored under the dense names `names`; scales are in `dtype`.
+
+    On the device `meta` they have shapes only, and nothing is computed.
+    """
     made: list[tuple[str, Tensor]] = []
 
     def split(rows: Tensor) -> list[Tensor]:
         stacked = torch.unflatten(rows, 0, (layer.count, -1)) if isinstance(layer, StackedCodes) else rows
         return OPERATIONS[operation].write(stacked, config)
 
-    # Small integers from here on: codes in fp32 take eight times the memory of what is written.
-    small = {"int4": torch.uint8, "int8": torch.int16}.get(layer.kind, torch.float32)
-    codes = split(weight_codes(layer.quantised).to(small).cpu())
-    scales = split(layer.scales.to(device="cpu", dtype=dtype))
-    zeros = [None] * len(codes) if layer.zeros is None else split(layer.zeros.cpu())
+    # Small integers: codes in fp32 take eight times the memory of what is written.
+    small = {"int4": torch.uint8, "int8": torch.int8}.get(layer.kind, torch.float32)
+    weight = layer.quantised._replace(data=layer.weight.to(device), scales=layer.scales.to(device))
+    codes, scales = split(weight_codes(weight, small)), split(weight.scales.to(dtype))
+    zeros = [None] * len(codes) if layer.zeros is None else split(layer.zeros.to(device))
     if any(code.dim() != 2 or len(code) != len(scale) for code, scale in zip(codes, scales, strict=True)):
         raise InterchangeError(
             f"{names[0]}: a stacked or transposed weight cannot be written quantised", fix="save it dense"
@@ -42,7 +45,7 @@ def write_layer(
         prefix = name.removesuffix(".weight")
         bits = 4 if layer.kind == "int4" else 8
         if _format(layer) == "pack-quantized":
-            unsigned = code if bits == 4 else code + 128
+            unsigned = code if bits == 4 else code.view(torch.uint8) ^ 128  # plus 128
             made.append((f"{prefix}.weight_packed", pack_words(unsigned, bits, 1)))
             made.append((f"{prefix}.weight_shape", torch.tensor(code.shape)))
         else:

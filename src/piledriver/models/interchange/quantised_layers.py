@@ -166,24 +166,25 @@ class StoredTensors:
 
 
 def unpack_words(packed: Tensor, bits: int, count: int, dim: int) -> Tensor:
-    """Return `count` unsigned numbers of int32 words along a dimension, lowest bits first, as uint8."""
+    """Return `count` unsigned numbers of 4 or 8 bits of int32 words along a dimension, lowest bits first, as uint8."""
     per = 32 // bits
     if packed.dtype != torch.int32 or not 0 <= packed.shape[dim] * per - count < per:
         raise ValueError(f"{tuple(packed.shape)} words of {packed.dtype} do not hold {count} numbers")
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    moved = packed.movedim(dim, -1)
-    numbers: Tensor = ((moved[..., None] >> shifts) & (2**bits - 1)).flatten(-2)[..., :count]
-    return numbers.to(torch.uint8).movedim(-1, dim)
+    numbers = packed.movedim(dim, -1).contiguous().view(torch.uint8)
+    if bits == 4:
+        numbers = torch.stack((numbers & 15, numbers >> 4), dim=-1).flatten(-2)
+    return numbers[..., :count].movedim(-1, dim)
 
 
 def pack_words(numbers: Tensor, bits: int, dim: int) -> Tensor:
     """Return int32 words with unsigned numbers along a dimension: the inverse of `unpack_words`."""
-    per = 32 // bits
-    moved = torch.nn.functional.pad(numbers.movedim(dim, -1), (0, -numbers.shape[dim] % per))
-    words = moved[..., ::per].to(torch.int32)
-    for place in range(1, per):  # the highest bits of a word may set its sign
-        words |= moved[..., place::per].to(torch.int32) << (bits * place)
-    return words.movedim(-1, dim).contiguous()
+    moved, missing = numbers.to(torch.uint8).movedim(dim, -1).contiguous(), -numbers.shape[dim] % (32 // bits)
+    if missing:
+        moved = torch.nn.functional.pad(moved, (0, missing))
+    if bits == 4:
+        pairs = moved.view(torch.int16)
+        moved = (pairs | (pairs >> 4)).to(torch.uint8)  # the lower of both bytes
+    return moved.view(torch.int32).movedim(-1, dim).contiguous()
 
 
 def _packed(get: Get, has: Callable[[str], bool]) -> Codes | Tensor:

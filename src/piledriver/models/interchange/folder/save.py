@@ -144,7 +144,8 @@ def _plan(
     shards: list[list[TensorEntry]] = [[]]
     size = 0
     for name, parameter in meta_parameters(config).items():
-        for their_name, tensor in _made(name, quantised.get(name, parameter.to(dtypes[name])), config, kind, dtypes):
+        ours = quantised.get(name, parameter.to(dtypes[name]))
+        for their_name, tensor in _made(name, ours, config, kind, dtypes, device="meta"):
             if shards[-1] and size + tensor.nbytes > max_shard_bytes:
                 shards.append([])
                 size = 0
@@ -163,14 +164,20 @@ def _their_tensors(
     for name, value in weights:
         if name in dtypes and value is not None:
             plain = value.detach().to(device="cpu", dtype=dtypes[name]) if isinstance(value, Tensor) else value
-            yield from _made(name, plain, config, kind, dtypes)
+            yield from _made(name, plain, config, kind, dtypes, device="cpu")
 
 
 def _made(
-    name: str, value: Tensor | QuantisedLinear, config: ModelConfig, kind: Family, dtypes: Mapping[str, torch.dtype]
+    name: str,
+    value: Tensor | QuantisedLinear,
+    config: ModelConfig,
+    kind: Family,
+    dtypes: Mapping[str, torch.dtype],
+    *,
+    device: str,
 ) -> list[tuple[str, Tensor]]:
-    """Return their tensors of one of our parameters."""
+    """Return their tensors of one of our parameters, those of a quantised layer on a device."""
     operation, names = tensor_rule(kind, name, config)
     if isinstance(value, QuantisedLinear):
-        return write_layer(value, operation, names, config, next(iter(dtypes.values())))
+        return write_layer(value, operation, names, config, next(iter(dtypes.values())), device=device)
     return list(zip(names, OPERATIONS[operation].write(value, config), strict=True))
