@@ -150,9 +150,9 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
                          (64, 128, 128, 4, 3), (128, 128, 64, 4, 3), (128, 128, 128, 8, 3),
                          (128, 256, 64, 8, 3)):  # fmt: skip
                 add("mixed", *tile, 1, together=together)
-            if not int4:
-                for tile in ((128, 64, 128, 4, 3), (128, 64, 64, 4, 6), (64, 128, 128, 4, 2), (64, 128, 64, 4, 5),
-                             (128, 128, 128, 8, 4), (128, 64, 128, 4, 2), (128, 64, 64, 4, 4)):  # fmt: skip
+            for tile in ((128, 64, 128, 4, 3), (128, 64, 64, 4, 6), (64, 128, 128, 4, 2), (64, 128, 64, 4, 5),
+                         (128, 128, 128, 8, 4), (128, 64, 128, 4, 2), (128, 64, 64, 4, 4)):  # fmt: skip
+                if not int4 or tile[2] == 128:
                     add("tiles", *tile, 1, together=together)
         if tokens == 256:
             add("mixed", 64, 256, 64, 4, 3, 2)
