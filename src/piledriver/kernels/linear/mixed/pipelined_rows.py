@@ -44,7 +44,7 @@ _STAGES, _SLOTS = 2, 4
 if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.mixed.rows import along_axis, store_outputs
-    from piledriver.kernels.linear.mixed.warp_specialised import async_load
+    from piledriver.kernels.linear.mixed.warp_specialised import async_load, reinterpret
 
     @triton.constexpr_function
     def _product(ROWS):
@@ -187,8 +187,8 @@ if gluon is not None:
             [1, CHUNKS, 2, 1, 1, 2, 2], [1, 1, 1, 8, 4, 1, 1], [4, 1, 1, 1, 1, 1, 1], [6, 5, 4, 3, 2, 1, 0]
         )
         weight_rows = outputs * (2 if GATE > 0 else 1)
-        codes = code_stages._reinterpret(gl.int32, [STAGES * 2, 4, CHUNKS, 16, 16], gl.NVMMASharedLayout(64, 32, 4))
-        sums = slots._reinterpret(gl.float32, [SLOTS * 2, 4, ROWS, 16], gl.SwizzledSharedLayout(8, 2, 2, [2, 1, 0]))
+        codes = reinterpret(code_stages, gl.int32, [STAGES * 2, 4, CHUNKS, 16, 16], gl.NVMMASharedLayout(64, 32, 4))
+        sums = reinterpret(slots, gl.float32, [SLOTS * 2, 4, ROWS, 16], gl.SwizzledSharedLayout(8, 2, 2, [2, 1, 0]))
         factor = _scale(scales, 0, weight_rows, scale_stride, GROUP, GATE, CHUNKS, ALL)
         gdc_wait()
         pieces = ()

@@ -44,7 +44,7 @@ if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.mixed.conversions import from_int8
     from piledriver.kernels.linear.mixed.rows import store_outputs
-    from piledriver.kernels.linear.mixed.warp_specialised import async_load
+    from piledriver.kernels.linear.mixed.warp_specialised import async_load, reinterpret
 
     @gluon.jit
     def _load_codes(memory, weight, turn, GROUPS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
@@ -98,8 +98,8 @@ if gluon is not None:
         INPUT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
         WIDTH: gl.constexpr = 32 if GATE else 64
         FOUR: gl.constexpr = gl.BlockedLayout([1, WIDTH // 32], [1, 32], [4, 1], [1, 0])
-        x_tiles = x_parts._reinterpret(x_parts.dtype, [TURNS * GROUPS, 16, 64], X)
-        codes = code_stages._reinterpret(code_stages.dtype, [STAGES * GROUPS, 64, 64], CODES)
+        x_tiles = reinterpret(x_parts, x_parts.dtype, [TURNS * GROUPS, 16, 64], X)
+        codes = reinterpret(code_stages, code_stages.dtype, [STAGES * GROUPS, 64, 64], CODES)
         weight_rows = outputs * (2 if GATE else 1)
         turn = 0
         for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):

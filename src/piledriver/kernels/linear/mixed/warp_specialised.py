@@ -49,8 +49,10 @@ if gluon is not None:
     from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, times
     from piledriver.kernels.linear.products import tile_of
 
-    # Named otherwise before Triton 3.8.
+    # Named otherwise before Triton 3.8 and 3.9.
     async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+    _Memory = gl.shared_memory_descriptor
+    reinterpret = _Memory.reinterpret if hasattr(_Memory, "reinterpret") else _Memory._reinterpret
 
     @gluon.jit
     def _item(work, item, TOGETHER: gl.constexpr):
