@@ -71,7 +71,7 @@ def linear_distillation(
 
 def _chunk_tokens(vocab_size: int, device_type: str) -> int:
     """Return the tokens of a chunk: fewer than for a loss without a teacher, as several tensors of logits exist."""
-    share, least = (2, 64) if device_type == "cpu" else (8, 512)
+    share, least = (2, 64) if device_type == "cpu" else (4, 512)
     return max(least, default_chunk_tokens(vocab_size, device_type) // share)
 
 
