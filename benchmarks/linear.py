@@ -45,7 +45,7 @@ from piledriver.kernels.linear.mixed.warp_specialised import warp_specialised
 
 SHAPES = ((8192, 2048), (14336, 4096))
 """Rows and columns of the weights."""
-SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 256, 512, 1024, 2048, 4096)
+SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096)
 _L2_BYTES = 200e6
 _MOST_ERROR = 0.02
 """Largest error of a candidate, relative to the largest element of the product."""
@@ -154,9 +154,10 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
                          (128, 128, 128, 8, 4), (128, 64, 128, 4, 2), (128, 64, 64, 4, 4)):  # fmt: skip
                 if not int4 or tile[2] == 128:
                     add("tiles", *tile, 1, together=together)
-        if tokens == 256:
-            add("mixed", 64, 256, 64, 4, 3, 2)
-            add("mixed", 128, 128, 64, 4, 3, 2)
+        if tokens <= 384:
+            for tile in ((64, 256, 64, 4, 3, 2), (128, 128, 64, 4, 3, 2), (128, 64, 128, 4, 3, 1), (128, 64, 64, 4, 4, 1),
+                         (64, 64, 128, 4, 4, 1), (64, 64, 128, 4, 3, 2)):  # fmt: skip
+                add("mixed", *tile)
         for bm, stages in ((256, 3), (128, 5)) if int4 else ((256, 5), (256, 4), (128, 8)):
             add("warp_specialised", bm=bm, stages=stages)
         add("dequantised")
