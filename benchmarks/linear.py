@@ -155,8 +155,8 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
                 if not int4 or tile[2] == 128:
                     add("tiles", *tile, 1, together=together)
         if tokens <= 384:
-            for tile in ((64, 256, 64, 4, 3, 2), (128, 128, 64, 4, 3, 2), (128, 64, 128, 4, 3, 1), (128, 64, 64, 4, 4, 1),
-                         (64, 64, 128, 4, 4, 1), (64, 64, 128, 4, 3, 2)):  # fmt: skip
+            for tile in ((64, 256, 64, 4, 3, 2), (128, 128, 64, 4, 3, 2), (128, 64, 128, 4, 3, 1),
+                         (128, 64, 64, 4, 4, 1), (64, 64, 128, 4, 4, 1), (64, 64, 128, 4, 3, 2)):  # fmt: skip
                 add("mixed", *tile)
         for bm, stages in ((256, 3), (128, 5)) if int4 else ((256, 5), (256, 4), (128, 8)):
             add("warp_specialised", bm=bm, stages=stages)
