@@ -49,21 +49,22 @@ from piledriver.evaluate import DocumentScore, TransformerScorer, bits_per_byte,
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder, save_folder
 from piledriver.models.model_size import parameter_count
-from piledriver.models.presets import preset
 from piledriver.optim import OptimizerConfig, ScheduleConfig
 from piledriver.serve import Engine, EngineConfig, SamplingParams
 from piledriver.train import DataConfig, TrainConfig, train
 
 SHAPES = {
     "124m": ModelConfig(vocab_size=50304, dim=768, layers=12, heads=12, mlp_dim=2048, max_positions=1024),
-    "gpt2-124m": preset("gpt2", vocab_size=50304),
+    "qwen3-124m": ModelConfig(
+        vocab_size=50304, dim=768, layers=12, heads=12, mlp_dim=2048, max_positions=1024, qk_norm="head"
+    ),
     "2.8m": ModelConfig(vocab_size=2048, dim=192, layers=4, heads=6, mlp_dim=768, max_positions=256),
     "tiny": ModelConfig(vocab_size=50304, dim=128, layers=2, heads=4, mlp_dim=256, max_positions=64),
 }
 # 30% of the block parameters go: neurons, as `compress.plan` chooses while half of them stay.
 SMALLER = {
     "124m": compress.SmallerShape(mlp_dim=1120),
-    "gpt2-124m": compress.SmallerShape(mlp_dim=1680),
+    "qwen3-124m": compress.SmallerShape(mlp_dim=1120),
     "2.8m": compress.SmallerShape(mlp_dim=448),
     "tiny": compress.SmallerShape(mlp_dim=120),
 }
