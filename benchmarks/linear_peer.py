@@ -2,7 +2,7 @@
 
     pip install gemlite
     python benchmarks/linear_peer.py                     # gemlite times its own tiles first: minutes
-    python benchmarks/linear_peer.py --config FILE       # with the tiles that `gemlite.cache_config` wrote to a file
+    python benchmarks/linear_peer.py --config FILE       # tiles that gemlite ships or `gemlite.cache_config` wrote
 
 Weights, tokens and the clock are those of `benchmarks/linear.py`: copies of a weight exceed the L2 cache and take turns
 in a CUDA graph. Both multiply the same int8 codes with a scale for each row, or int4 codes in groups of 128 columns.

@@ -1,7 +1,7 @@
 """Products with int8 and int4 weights in bf16: codes become numbers in registers, on their way to matrix instructions.
 
 - `conversions`: two codes at a time
-- `rows`: up to 16 rows that stay in registers, in Gluon
+- `rows`, `pipelined_rows`, `streamed_rows`: a few rows that stay in registers or shared memory, in Gluon
 - `tiles`: any number of rows; the columns can be divided
 - `warp_specialised`: many rows on Hopper, in Gluon
 """

@@ -9,7 +9,7 @@ Four lanes hold 64 bytes of an output; with the columns taken in that order, loa
 `mma.m16n8k16`. Sums of the warps meet in shared memory, where the groups take turns to add them up. Their order depends
 on the weight and on whether there are more than 8 rows.
 
-Against `rows`, whose codes go to registers directly: many columns gain, few do not make up for barriers and copies.
+In `rows`, codes go from memory to registers. That is faster with few columns, where barriers and copies cost more.
 
 The kernel is written in Gluon, the language below Triton, for its warps of different work.
 """
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
+from piledriver.kernels.linear.mixed.rows import in_words
 from piledriver.kernels.linear.mixed.warp_specialised import hopper_processors, is_aligned
 from piledriver.kernels.linear.weights import QuantisedWeight
 
@@ -36,8 +37,8 @@ except ImportError:
 
 _ROWS, _OUTPUTS, _BYTES, _WARPS = 16, 16, 64, 8
 """Most rows of the input, outputs of a tile, bytes of an output that four lanes hold, and warps that multiply."""
-_MOST_CHUNKS = 4
-"""Chunks of `_BYTES` of an output that a warp takes: with more, the input would not fit in registers."""
+_CHUNKS = (1, 2, 4)
+"""Chunks of `_BYTES` of an output that a warp may take: with more, the input would not fit in registers."""
 _STAGES, _SLOTS = 2, 4
 """Tiles of codes and of sums in shared memory. With more stages, copies of later tiles delay earlier ones."""
 
@@ -213,8 +214,8 @@ if gluon is not None:
                 total = gl.reshape(gl.permute(total, [0, 1, 3, 5, 4, 2]), [4, 16, 16])
             else:
                 total = gl.reshape(gl.permute(gl.sum(total, axis=1), [0, 2, 4, 3, 1]), [4, 8, 16])
-            # A group is at most one turn ahead. So what a slot held, 4 turns ago, has been added up: a group does that
-            # after it stored the next turn's sums, before those of the turn after.
+            # A slot is written again after 4 turns. By then its sums have been added up: a group does so before it
+            # arrives for the turn after the next, and both groups have arrived for the turn before this one.
             if turn > 0:
                 mbarrier.wait(summed, (turn - 1) & 1)
             sums.index(turn % SLOTS * 2 + GROUP).store(total)
@@ -279,12 +280,10 @@ def fits_pipelined_rows(x: Tensor, weight: QuantisedWeight, gate_block: int) -> 
     """Return whether the kernel takes these: at most 16 rows of bf16 that fit in registers, on Hopper."""
     if gluon is None or weight.kind != "int4" or len(x) > _ROWS or not hopper_processors(x.device):
         return False
-    chunks = weight.data.shape[1] / (_BYTES * _WARPS)
-    paired = x.stride(1) == 1 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0
     return (
         x.dtype == torch.bfloat16
         and gate_block % _OUTPUTS == 0
-        and chunks in (1, 2, _MOST_CHUNKS)
-        and paired
+        and weight.data.shape[1] in [chunks * _WARPS * _BYTES for chunks in _CHUNKS]
+        and in_words(x)
         and is_aligned(weight.data)
     )

@@ -267,8 +267,12 @@ def fits_mixed_rows(x: Tensor, weight: QuantisedWeight) -> bool:
     warps, chunks = _division(weight)
     words = 8 * chunks * (2 if weight.kind == "int4" else 1)
     whole = warps * chunks * _CHUNK == weight.data.shape[1] and not warps & (warps - 1) and not chunks & (chunks - 1)
-    paired = x.stride(1) == 1 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0
-    return whole and paired and warps > 1 and chunks <= _MOST_CHUNKS and words <= _REGISTERS // 2
+    return whole and in_words(x) and warps > 1 and chunks <= _MOST_CHUNKS and words <= _REGISTERS // 2
+
+
+def in_words(x: Tensor) -> bool:
+    """Return whether rows of 16-bit numbers can be read as 32-bit words."""
+    return x.stride(1) == 1 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0
 
 
 def _division(weight: QuantisedWeight) -> tuple[int, int]:
