@@ -147,8 +147,8 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
     else:
         for together in (8, 32):
             for tile in ((64, 256, 64, 4, 3), (64, 256, 128, 4, 2), (64, 128, 64, 4, 3), (64, 128, 128, 4, 2),
-                         (64, 128, 128, 4, 3), (128, 128, 64, 4, 3), (128, 128, 128, 8, 3),
-                         (128, 256, 64, 8, 3)):  # fmt: skip
+                         (64, 128, 128, 4, 3), (64, 128, 64, 4, 5), (128, 128, 64, 4, 3), (128, 128, 128, 8, 3),
+                         (128, 128, 64, 8, 4), (128, 256, 64, 8, 3)):  # fmt: skip
                 add("mixed", *tile, 1, together=together)
             for tile in ((128, 64, 128, 4, 3), (128, 64, 64, 4, 6), (64, 128, 128, 4, 2), (64, 128, 64, 4, 5),
                          (128, 128, 128, 8, 4), (128, 64, 128, 4, 2), (128, 64, 64, 4, 4)):  # fmt: skip
@@ -158,8 +158,7 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
             for tile in ((64, 256, 64, 4, 3, 2), (128, 128, 64, 4, 3, 2), (128, 64, 128, 4, 3, 1),
                          (128, 64, 64, 4, 4, 1), (64, 64, 128, 4, 4, 1), (64, 64, 128, 4, 3, 2)):  # fmt: skip
                 add("mixed", *tile)
-        for bm, stages in ((256, 3), (128, 5)) if int4 else ((256, 5), (256, 4), (128, 8)):
-            add("warp_specialised", bm=bm, stages=stages)
+        add("warp_specialised")
         add("dequantised")
     return found
 
@@ -176,7 +175,7 @@ KERNELS: dict[str, Any] = {
     "streamed_rows": lambda x, weight, config: streamed_rows(x, weight),
     "tiles": integer_tiles,
     "mixed": mixed,
-    "warp_specialised": warp_specialised,
+    "warp_specialised": lambda x, weight, config: warp_specialised(x, weight),
     "dequantised": dequantised,
 }
 

@@ -11,17 +11,15 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from piledriver.kernels.linear.mixed.warp_specialised import divided
+from piledriver.kernels.linear.mixed.warp_specialised import OUTPUTS, divided, tokens_of_tile
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 
 MANY: dict[str, Any] = {"kernel": "dequantised"}
 """Beyond the table: the time to dequantise a weight is small beside the product."""
 TILED: dict[str, Any] = {"kernel": "mixed", "bn": 64, "bm": 128, "bk": 128, "warps": 4, "stages": 3, "parts": 1}
-"""In place of the warp-specialised kernel, where it cannot run or has too few tiles and columns."""
+"""In place of the warp-specialised kernel, where it cannot run or has too few tiles."""
 _MOST_TILED = 1024
 """Tokens up to which it is faster than a weight that is dequantised first."""
-_LONG_PART = 24
-"""Pairs of 64 columns from which parts of tiles make up for few of them: on an H200 28 did, 16 did not."""
 _PROCESSORS = 132
 
 
@@ -41,17 +39,17 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
     by_tokens = by_columns[min(columns) if columns else max(by_columns)]
     counts = [count for count in by_tokens if count >= tokens]
     tile = by_tokens[min(counts)] if counts else MANY
-    if tile["kernel"] == "warp_specialised":
-        tiles = -(-weight.shape[0] // 128) * -(-tokens // tile["bm"])
-        if not specialised or not _fills(tiles, weight.shape[1]):
-            tile = TILED if tokens <= _MOST_TILED else MANY
+    if tile["kernel"] == "warp_specialised" and not (specialised and _fills(weight, tokens)):
+        tile = TILED if tokens <= _MOST_TILED else MANY
     return _filled(tile, weight, tokens)
 
 
-def _fills(tiles: int, columns: int) -> bool:
-    """Return whether tiles of the warp-specialised kernel, or long parts of them, give most processors work."""
-    part, parts = divided(columns // GROUP, tiles % _PROCESSORS, _PROCESSORS)
-    return 4 * tiles * (parts if part >= _LONG_PART else 1) >= 3 * _PROCESSORS
+def _fills(weight: QuantisedWeight, tokens: int) -> bool:
+    """Return whether the warp-specialised kernel gives half of the processors work."""
+    outputs, pairs = weight.shape[0], weight.shape[1] // GROUP
+    bm = tokens_of_tile(tokens, outputs, pairs, _PROCESSORS)
+    tiles = -(-outputs // OUTPUTS) * -(-tokens // bm)
+    return 2 * tiles * divided(pairs, tiles % _PROCESSORS, _PROCESSORS, bm)[1] >= _PROCESSORS
 
 
 def _filled(tile: dict[str, Any], weight: QuantisedWeight, tokens: int) -> dict[str, Any]:

@@ -132,13 +132,27 @@ if gluon is not None:
         column = chunk * 64 + HALF * 32 + word // 4 * 8 + row // 8 * 4 + word % 4
         return gl.load(x + token * x_stride + column, mask=token < tokens, other=0)
 
+    @triton.constexpr_function
+    def _scale_layout(CHUNKS):
+        """Return the layout of [4 warps, 8 outputs, 2 halves of 16 outputs, chunks]: one load for all chunks."""
+        chunks = [[0, 0, 0, 1 << bit] for bit in range(CHUNKS.bit_length() - 1)]
+        return gl.DistributedLinearLayout(
+            [*chunks, [0, 0, 1, 0]],
+            [[0, 0, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0]],
+            [[1, 0, 0, 0], [2, 0, 0, 0]],
+            [],
+            [4, 8, 2, CHUNKS],
+        )
+
     @gluon.jit
     def _scale(scales, turn, weight_rows, scale_stride, GROUP: gl.constexpr, GATE: gl.constexpr, CHUNKS: gl.constexpr,
                ALL: gl.constexpr):  # fmt: skip
         """Return the scales of what a group takes in a turn, [4 warps, chunks, 1, 8, 1, 2, 1]."""
-        row = _first_row(turn, GATE) + along_axis(8, 3, 7, ALL) + along_axis(2, 5, 7, ALL) * 8
-        column = (GROUP * 4 + along_axis(4, 0, 7, ALL)) * CHUNKS + along_axis(CHUNKS, 1, 7, ALL)
-        return gl.load(scales + gl.minimum(row, weight_rows - 1) * scale_stride + column)
+        LAYOUT: gl.constexpr = _scale_layout(CHUNKS)
+        row = _first_row(turn, GATE) + along_axis(8, 1, 4, LAYOUT) + along_axis(2, 2, 4, LAYOUT) * 8
+        column = (GROUP * 4 + along_axis(4, 0, 4, LAYOUT)) * CHUNKS + along_axis(CHUNKS, 3, 4, LAYOUT)
+        found = gl.load(scales + gl.minimum(row, weight_rows - 1) * scale_stride + column)
+        return gl.convert_layout(gl.reshape(gl.permute(found, [0, 3, 1, 2]), [4, CHUNKS, 1, 8, 1, 2, 1]), ALL)
 
     @gluon.jit
     def _sum_of_warps(slots, turn, bias, row, BIAS: gl.constexpr, ROWS: gl.constexpr, SLOTS: gl.constexpr,
