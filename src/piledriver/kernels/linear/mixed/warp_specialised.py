@@ -361,6 +361,7 @@ def warp_specialised(
     return out
 
 
+@functools.cache
 def tokens_of_tile(tokens: int, outputs: int, pairs: int, processors: int) -> int:
     """Return how many tokens a tile has, so that all tiles take the least time.
 
