@@ -11,7 +11,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from piledriver.kernels.linear.mixed.warp_specialised import OUTPUTS, divided, tokens_of_tile
+from piledriver.kernels.linear.mixed.division import divide, tokens_of_tile
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 
 MANY: dict[str, Any] = {"kernel": "dequantised"}
@@ -48,8 +48,7 @@ def _fills(weight: QuantisedWeight, tokens: int) -> bool:
     """Return whether the warp-specialised kernel gives half of the processors work."""
     outputs, pairs = weight.shape[0], weight.shape[1] // GROUP
     bm = tokens_of_tile(tokens, outputs, pairs, _PROCESSORS)
-    tiles = -(-outputs // OUTPUTS) * -(-tokens // bm)
-    return 2 * tiles * divided(pairs, tiles % _PROCESSORS, _PROCESSORS, bm)[1] >= _PROCESSORS
+    return 2 * divide(tokens, outputs, pairs, bm, _PROCESSORS).items >= _PROCESSORS
 
 
 def _filled(tile: dict[str, Any], weight: QuantisedWeight, tokens: int) -> dict[str, Any]:

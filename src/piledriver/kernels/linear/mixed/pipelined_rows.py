@@ -21,8 +21,8 @@ from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
+from piledriver.kernels.linear.mixed.hopper import hopper_processors, is_aligned
 from piledriver.kernels.linear.mixed.rows import in_words
-from piledriver.kernels.linear.mixed.warp_specialised import hopper_processors, is_aligned
 from piledriver.kernels.linear.weights import QuantisedWeight
 
 try:
@@ -44,8 +44,8 @@ _STAGES, _SLOTS = 2, 4
 
 if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-    from piledriver.kernels.linear.mixed.rows import along_axis, store_outputs
-    from piledriver.kernels.linear.mixed.warp_specialised import async_load, reinterpret
+    from piledriver.kernels.linear.mixed.hopper import async_load, reinterpret
+    from piledriver.kernels.linear.mixed.rows import added_product, along_axis, store_outputs
 
     @triton.constexpr_function
     def _product(ROWS):
@@ -69,12 +69,7 @@ if gluon is not None:
                     lines.append(f"sub.rn.bf16x2 {name}{2 * number + pair}, {name}{2 * number + pair}, m;")
 
         def multiply(sums, first, x):
-            total = ", ".join(f"${4 * sums + i}" for i in range(4))
-            lines.append(
-                f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{total}}}, "
-                f"{{p{first}, q{first}, p{first + 1}, q{first + 1}}}, {{${x}, ${x + 1}}}, "
-                f"{{{total if sums in begun else 'z, z, z, z'}}};"
-            )
+            lines.append(added_product(sums, first, first + 1, x, sums not in begun))
             begun.add(sums)
 
         for word in range(4):
@@ -82,7 +77,8 @@ if gluon is not None:
             convert("q", 12 + word)
             for half in range(2):
                 for block in range(blocks):
-                    multiply(block if blocks == 2 else half, 2 * half, 16 + 8 * (blocks * half + block) + 2 * word)
+                    sums = block if blocks == 2 else half
+                    multiply(4 * sums, 2 * half, 16 + 8 * (blocks * half + block) + 2 * word)
         return "{\n" + "\n".join(lines) + "\n}"
 
     @triton.constexpr_function

@@ -39,6 +39,20 @@ if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
 
     @triton.constexpr_function
+    def added_product(sums, first, second, x, begins):
+        """Return PTX that adds 16 outputs by 16 columns by 8 rows to four sums, or begins them with that product.
+
+        `sums` and `x` are the places of the first operands. Columns of an output are in the registers p of the numbers
+        `first` and `second`, those of the output eight below it in the same of q.
+        """
+        total = ", ".join(f"${sums + i}" for i in range(4))
+        return (
+            f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{total}}}, "
+            f"{{p{first}, q{first}, p{second}, q{second}}}, {{${x}, ${x + 1}}}, "
+            f"{{{'z, z, z, z' if begins else total}}};"
+        )
+
+    @triton.constexpr_function
     def _product(INT4):
         """Return PTX for 16 outputs by one chunk by 8 rows of the input.
 
@@ -61,13 +75,7 @@ if gluon is not None:
                     lines.append(f"sub.rn.bf16x2 {name}{pair}, {name}{pair}, t;")
 
         def multiply(sums, first, second, piece, word):
-            total = ", ".join(f"${sums + i}" for i in range(4))
-            x = 16 + 8 * piece + 2 * word
-            lines.append(
-                f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{total}}}, "
-                f"{{p{first}, q{first}, p{second}, q{second}}}, {{${x}, ${x + 1}}}, "
-                f"{{{total if sums in begun else 'z, z, z, z'}}};"
-            )
+            lines.append(added_product(sums, first, second, 16 + 8 * piece + 2 * word, sums not in begun))
             begun.add(sums)
 
         for word in range(4):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
-from piledriver.kernels.linear.mixed.warp_specialised import hopper_processors, is_aligned
+from piledriver.kernels.linear.mixed.hopper import hopper_processors, is_aligned
 from piledriver.kernels.linear.weights import QuantisedWeight
 
 try:
@@ -43,8 +43,8 @@ if gluon is not None:
 
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.mixed.conversions import from_int8
+    from piledriver.kernels.linear.mixed.hopper import async_load, reinterpret
     from piledriver.kernels.linear.mixed.rows import store_outputs
-    from piledriver.kernels.linear.mixed.warp_specialised import async_load, reinterpret
 
     @gluon.jit
     def _load_codes(memory, weight, turn, GROUPS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):

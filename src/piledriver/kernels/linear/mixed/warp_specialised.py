@@ -15,13 +15,13 @@ for matrix instructions whose left operand was converted in registers before it 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import launch_options, processor_count, starts_early
+from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
+from piledriver.kernels.linear.mixed.division import OUTPUTS, divide, pieces, tokens_of_tile
+from piledriver.kernels.linear.mixed.hopper import hopper_processors, is_aligned
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
 
@@ -30,35 +30,25 @@ try:
     from triton import constexpr_function
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 except ImportError:
     gluon = None
 
-OUTPUTS = 128
-"""Outputs of a program: 64 for each of two groups of warps."""
 _BYTES = 64
 """Codes of a row that a stage holds, in bytes: a group of int4, 64 columns of int8."""
-_TOKENS = (80, 96, 128, 160, 192, 256)
-"""Tokens that a tile may have: a power of two, or the sum of two."""
 _SHARED_BYTES, _MOST_STAGES = 226 * 1024, 8
 """Shared memory for the stages of a program, and how many stages are of use."""
 _UNROLLED = 4
 """Pairs of 64 columns after which a group of warps waits for its matrix instructions, if their number allows it."""
-_MOST_PARTS, _LEAST_PAIRS = 4, 16
-"""Parts of the columns of a tile, which are added up one after the other, and pairs of 64 columns of a part."""
 
 if gluon is not None:
     from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, times
+    from piledriver.kernels.linear.mixed.hopper import async_load
     from piledriver.kernels.linear.products import tile_of
-
-    # Named otherwise before Triton 3.8 and 3.9.
-    async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-    _Memory = gl.shared_memory_descriptor
-    reinterpret = _Memory.reinterpret if hasattr(_Memory, "reinterpret") else _Memory._reinterpret
 
     @constexpr_function
     def _piece(BM, PIECE):
@@ -336,68 +326,23 @@ def warp_specialised(
     _, _, bias, _, residual = fused
     data, scales, processors, pairs = weight.data, weight.scales, hopper_processors(x.device), x.shape[1] // GROUP
     bm = config["bm"] if config else tokens_of_tile(len(x), len(data), pairs, processors)
-    first, rest = _pieces(bm)
-    tiles, across = -(-len(data) // OUTPUTS), -(-len(x) // bm)
-    late = tiles * across % processors
-    part, parts = divided(pairs, late, processors, bm)
-    if parts == 1:
-        late = 0
-    whole = tiles * across - late
-    items = whole + late * parts
-    partial, counters = workspace(x.device, max(late * OUTPUTS * bm, 1), 2 * late)
+    first, rest = pieces(bm)
+    work = divide(len(x), len(data), pairs, bm, processors)
+    partial, counters = workspace(x.device, max(work.late * OUTPUTS * bm, 1), 2 * work.late)
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     rows = fused.normalised(x)
     stage = OUTPUTS * _BYTES + bm * (256 if weight.kind == "int4" else 128)
-    _warp_specialised[(min(items, processors),)](
+    _warp_specialised[(min(work.items, processors),)](
         _described(rows, [first, 64]), _described(rows, [rest or first, 64]), _described(data, [OUTPUTS, _BYTES]),
         scales, x if bias is None else bias, x if residual is None else residual, out, partial, counters, len(data),
-        len(x), whole, items, part, parts, pairs, tiles, across, scales.stride(0), out.stride(0),
-        0 if residual is None else residual.stride(0),
+        len(x), work.whole, work.items, work.part, work.parts, pairs, work.tiles, work.across, scales.stride(0),
+        out.stride(0), 0 if residual is None else residual.stride(0),
         INT4=weight.kind == "int4", BIAS=bias is not None, RESIDUAL=residual is not None,
         BM=bm, STAGES=min(_SHARED_BYTES // stage, _MOST_STAGES),
-        UNROLL=1 if parts > 1 or pairs % _UNROLLED else _UNROLLED,
-        num_warps=4, maxnreg=168, **launch_options(starts_early(x.device)),
+        UNROLL=1 if work.parts > 1 or pairs % _UNROLLED else _UNROLLED,
+        num_warps=4, maxnreg=168, **launch_options(True),
     )  # fmt: skip
     return out
-
-
-@functools.cache
-def tokens_of_tile(tokens: int, outputs: int, pairs: int, processors: int) -> int:
-    """Return how many tokens a tile has, so that all tiles take the least time.
-
-    Measured on an H200: the 128 outputs of a tile cost as much as 96 tokens, and each further part of its columns as
-    much as 8 pairs of 64 columns.
-
-    >>> [tokens_of_tile(tokens, 8192, 16, 132) for tokens in (160, 192, 256, 320, 512, 1024)]
-    [80, 96, 128, 160, 256, 256]
-    """
-
-    def time(bm: int) -> tuple[int, int]:
-        rounds, late = divmod(-(-outputs // OUTPUTS) * -(-tokens // bm), processors)
-        part, parts = divided(pairs, late, processors, bm)
-        last = part * (bm + 96) + (parts - 1) * 8 * bm if late else 0
-        return rounds * pairs * (bm + 96) + last, -bm
-
-    return min(_TOKENS, key=time)
-
-
-def _pieces(bm: int) -> tuple[int, int]:
-    """Return a number of tokens as a power of two and the rest."""
-    first = 1 << (bm.bit_length() - 1)
-    return first, bm - first
-
-
-def divided(pairs: int, tiles: int, processors: int, bm: int) -> tuple[int, int]:
-    """Return the pairs of 64 columns of a part, and into how many parts the columns of the last tiles are divided.
-
-    >>> divided(32, 52, 132, 256), divided(32, 112, 132, 256), divided(112, 32, 132, 256), divided(32, 52, 132, 160)
-    ((16, 2), (32, 1), (28, 4), (32, 1))
-    """
-    parts = min(processors // max(tiles, 1), _MOST_PARTS, pairs // _LEAST_PAIRS)
-    if tiles == 0 or parts < 2 or _pieces(bm)[1]:
-        return pairs, 1
-    part = -(-pairs // parts)
-    return part, -(-pairs // part)
 
 
 def fits_warp_specialised(x: Tensor, weight: QuantisedWeight, residual: Tensor | None) -> bool:
@@ -407,19 +352,6 @@ def fits_warp_specialised(x: Tensor, weight: QuantisedWeight, residual: Tensor |
     tokens = [x] if residual is None else [x, residual]
     scaled = [weight.scales] if weight.kind == "int4" else []
     return all(one.dtype == torch.bfloat16 for one in tokens + scaled) and all(map(is_aligned, [*tokens, weight.data]))
-
-
-@functools.cache
-def hopper_processors(device: torch.device) -> int:
-    """Return the number of processors of a Hopper GPU, 0 for other devices."""
-    if not starts_early(device) or torch.cuda.get_device_capability(device)[0] != 9:
-        return 0
-    return processor_count(device)
-
-
-def is_aligned(x: Tensor) -> bool:
-    """Return whether tensor descriptors take a matrix: rows without gaps that begin at multiples of 16 bytes."""
-    return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
 
 
 def _described(tensor: Tensor, box: list[int]) -> TensorDescriptor:
