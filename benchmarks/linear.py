@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ from piledriver.kernels.linear.mixed.warp_specialised import warp_specialised
 
 SHAPES = ((8192, 2048), (14336, 4096))
 """Rows and columns of the weights."""
-SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096)
+SMALL = (1, 2, 4, 8, 16)
+LARGE = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 2048, 4096)
 _L2_BYTES = 200e6
 _MOST_ERROR = 0.02
 """Largest error of a candidate, relative to the largest element of the product."""
@@ -53,23 +54,32 @@ _MOST_ERROR = 0.02
 
 def seconds_each(calls: list[Callable[[], Any]], repeats: int = 7) -> float:
     """Return the median seconds of one of `calls`, which run in turn in a CUDA graph."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
+    [found] = seconds_in_turns([calls], repeats)
+    return found
+
+
+def seconds_in_turns(groups: Sequence[Sequence[Callable[[], Any]]], repeats: int = 7) -> list[float]:
+    """Return the same for several groups of calls, measured in turns: under load a GPU's clock falls with time."""
+    graphs = []
+    for calls in groups:
+        for call in calls[:2]:
             call()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1000)
-    return statistics.median(times) / len(calls)
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            for call in calls:
+                call()
+        graphs[-1].replay()
+    times: list[list[float]] = [[] for _ in groups]
+    for _ in range(repeats):
+        for graph, found in zip(graphs, times, strict=True):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            found.append(begin.elapsed_time(end) / 1000)
+    return [statistics.median(found) / len(calls) for found, calls in zip(times, groups, strict=True)]
 
 
 def copy_bandwidth() -> float:
@@ -142,8 +152,10 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
                     add("tiles", bn, min(tokens, 64 if int4 else 128), 128, warps, stages, parts)
             for bn, bk, warps, stages in ((64, 128, 4, 3), (64, 64, 4, 4), (128, 128, 8, 3)):
                 add("mixed", bn, tokens, bk, warps, stages, parts)
-            if tokens == 128:
+            if tokens > 64:
                 add("mixed", 64, 64, 128, 4, 3, parts)
+        if tokens > 64:
+            add("warp_specialised")
     else:
         for together in (8, 32):
             for tile in ((64, 256, 64, 4, 3), (64, 256, 128, 4, 2), (64, 128, 64, 4, 3), (64, 128, 128, 4, 2),
@@ -217,7 +229,6 @@ def rows_of(kinds: list[str], *, least: int, most: int, sweep: bool, limit: floa
     copied = copy_bandwidth()
     print(json.dumps({"row": "linear: copy", "ours": round(copied / 1e12, 3), "unit": "TB/s"}), flush=True)
     microseconds: dict[str, dict[str, float]] = {"ours": {}, "theirs": {}}
-    plain_seconds: dict[tuple[int, int, int], float] = {}
     copy_of: dict[int, float] = {}
     stored: dict[tuple[int, int, str], list[Any]] = {}
     fastest: dict[str, dict[str, dict[str, tuple[float, dict[str, Any]]]]] = {}
@@ -231,12 +242,10 @@ def rows_of(kinds: list[str], *, least: int, most: int, sweep: bool, limit: floa
             if (rows, columns, one) not in stored:
                 weight = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) * 0.02
                 stored[rows, columns, one] = copies(weight, one)
-        if (tokens, rows, columns) not in plain_seconds:
-            dense = stored[rows, columns, "bf16"]
-            plain_seconds[tokens, rows, columns] = seconds_each([partial(F.linear, x, w) for w in dense])
-        plain, small = plain_seconds[tokens, rows, columns], stored[rows, columns, kind]
+        dense, small = stored[rows, columns, "bf16"], stored[rows, columns, kind]
         expected = F.linear(x, dequantise_integers(small[0], x.dtype)).float()
-        ours = seconds_each([partial(linear, x, w) for w in small])
+        calls = [[partial(F.linear, x, w) for w in dense], [partial(linear, x, w) for w in small]]
+        plain, ours = seconds_in_turns(calls)
         error = float((linear(x, small[0]).float() - expected).abs().max() / expected.abs().max())
         size = bytes_of(small[0])
         name = f"{kind} {columns}x{rows}, M={tokens}"

@@ -85,11 +85,12 @@ def test_a_few_rows_are_the_formula_however_many_there_are(
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("tokens", [80, 96, 128, 160, 192, 256])
+@pytest.mark.parametrize("tokens", [64, 80, 96, 128, 160, 192, 256])
 def test_warp_specialised_products_have_a_bias_and_a_residual(kind: WeightKind, tokens: int) -> None:
     torch.manual_seed(0)
     for outputs, columns, rows in (
         (1000, 768, 300),
+        (1000, 128, 300),
         (136, 4096, 7),
         (2048, 2048, 1024),
         (16896, 256, 100),
@@ -104,6 +105,7 @@ def test_warp_specialised_products_have_a_bias_and_a_residual(kind: WeightKind, 
         fused = Fused(bias=bias, residual=30 * residual)
         found = warp_specialised(x, weight, fused, config={"bm": tokens})
         assert (found.float() - expected).abs().max() < 0.01 * expected.abs().max()
+        assert torch.equal(warp_specialised(x, weight, fused, config={"bm": tokens}), found)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -11,16 +11,17 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from piledriver.kernels.linear.mixed.division import divide, tokens_of_tile
-from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
+from piledriver.kernels.linear.weights import QuantisedWeight
 
 MANY: dict[str, Any] = {"kernel": "dequantised"}
 """Beyond the table: the time to dequantise a weight is small beside the product."""
 TILED: dict[str, Any] = {"kernel": "mixed", "bn": 64, "bm": 128, "bk": 128, "warps": 4, "stages": 3, "parts": 1}
-"""In place of the warp-specialised kernel, where it cannot run or has too few tiles."""
+"""In place of the warp-specialised kernel, where it cannot run."""
 _MOST_TILED = 1024
 """Tokens up to which it is faster than a weight that is dequantised first."""
 _PROCESSORS = 132
+_LEAST_SPECIALISED = 65
+"""Tokens from which the warp-specialised kernel, which divides columns too, takes weights that are small."""
 
 
 def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = True) -> dict[str, Any]:
@@ -39,23 +40,14 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
     by_tokens = by_columns[min(columns) if columns else max(by_columns)]
     counts = [count for count in by_tokens if count >= tokens]
     tile = by_tokens[min(counts)] if counts else MANY
-    if tile["kernel"] == "warp_specialised" and not (specialised and _fills(weight, tokens)):
+    if tile["kernel"] == "warp_specialised" and not specialised:
         tile = TILED if tokens <= _MOST_TILED else MANY
-    return _filled(tile, weight, tokens)
-
-
-def _fills(weight: QuantisedWeight, tokens: int) -> bool:
-    """Return whether the warp-specialised kernel gives half of the processors work."""
-    outputs, pairs = weight.shape[0], weight.shape[1] // GROUP
-    bm = tokens_of_tile(tokens, outputs, pairs, _PROCESSORS)
-    return 2 * divide(tokens, outputs, pairs, bm, _PROCESSORS).items >= _PROCESSORS
-
-
-def _filled(tile: dict[str, Any], weight: QuantisedWeight, tokens: int) -> dict[str, Any]:
-    """Return the tile with the columns of a small weight divided into more parts, so that all processors have work."""
     if "bn" not in tile:
         return tile
     tiles = -(-weight.shape[0] // tile["bn"]) * -(-tokens // tile["bm"])
+    if specialised and tokens >= _LEAST_SPECIALISED and 2 * tiles < _PROCESSORS:
+        return {"kernel": "warp_specialised"}
+    # Columns of a small weight are divided into more parts, so that all processors have work.
     return {**tile, "parts": max(tile["parts"], min(_PROCESSORS // tiles, 4, weight.shape[1] // 512))}
 
 

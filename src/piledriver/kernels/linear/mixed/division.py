@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 OUTPUTS = 128
 """Outputs of a tile."""
-_TOKENS = (80, 96, 128, 160, 192, 256)
+UNROLLED = 4
+"""Pairs of 64 columns after which warps wait for their matrix instructions, if all columns are a multiple."""
+_TOKENS = (64, 80, 96, 128, 160, 192, 256)
 """Tokens that a tile may have: a power of two, or the sum of two."""
-_MOST_PARTS, _LEAST_PAIRS = 4, 16
+_MOST_PARTS, _LEAST_PAIRS = 4, 8
 """Parts of the columns of a tile, which are added up one after the other, and pairs of 64 columns of a part."""
 
 
@@ -42,8 +44,7 @@ class Division(NamedTuple):
 def divide(tokens: int, outputs: int, pairs: int, bm: int, processors: int) -> Division:
     """Return the division of a product into tiles of `bm` tokens; `pairs` of 64 columns.
 
-    Tiles of the last round are divided if there are too few of them for the processors, and if their tokens are a power
-    of two.
+    Tiles of the last round are divided if there are too few of them for the processors.
 
     >>> divide(1024, 14336, 32, 256, 132)
     Division(tiles=112, across=4, late=52, part=16, parts=2)
@@ -51,9 +52,10 @@ def divide(tokens: int, outputs: int, pairs: int, bm: int, processors: int) -> D
     tiles, across = -(-outputs // OUTPUTS), -(-tokens // bm)
     late = tiles * across % processors
     most = min(processors // max(late, 1), _MOST_PARTS, pairs // _LEAST_PAIRS)
-    if late == 0 or most < 2 or pieces(bm)[1]:
+    if late == 0 or most < 2:
         return Division(tiles, across, 0, pairs, 1)
-    part = -(-pairs // most)
+    multiple = 1 if pairs % UNROLLED else UNROLLED
+    part = -(-pairs // (most * multiple)) * multiple
     return Division(tiles, across, late, part, -(-pairs // part))
 
 

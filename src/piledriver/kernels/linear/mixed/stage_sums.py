@@ -1,0 +1,117 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
+# mypy: disable-error-code="assignment"
+# ruff: noqa: N803, N806, RUF005
+"""How a group of four warps of the warp-specialised kernel turns stages of shared memory into sums.
+
+A stage has 64 bytes of codes of 128 outputs (128 columns of int4, 64 of int8) and as many columns of the tokens. Matrix
+instructions take 64 outputs of it from registers, where codes become bf16, and the tokens from shared memory. A stage
+is converted while the one before is multiplied.
+"""
+
+from __future__ import annotations
+
+try:
+    import triton.language as tl
+    from triton import constexpr_function
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+except ImportError:
+    gluon = None
+
+if gluon is not None:
+    from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+    from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, times
+
+    @constexpr_function
+    def piece_of(BM, PIECE):
+        """Return the tokens of a piece of a tile, which loads and matrix instructions take at once: a power of two."""
+        first = 1 << (BM.bit_length() - 1)
+        return BM - first if PIECE else first
+
+    @constexpr_function
+    def layout_of_sums(BM):
+        """Return the layout of [64 outputs, tokens] in four warps."""
+        return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+
+    @constexpr_function
+    def layout_of_operand(BM):
+        """Return the layout of [64 outputs, 64 columns] of the weight as left operand."""
+        return gl.DotOperandLayout(0, layout_of_sums(piece_of(BM, 0)), 2)
+
+    @gluon.jit
+    def _numbers(memory, scale, turn, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
+                 STAGES: gl.constexpr):  # fmt: skip
+        """Return 64 outputs of a stage in bf16, as left operands of 64 columns each."""
+        _, codes, ready, _ = memory
+        mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
+        some = codes.index(turn % STAGES).slice(SIDE * 64, 64).load(layout_of_operand(BM))
+        if INT4:
+            low, high = from_int4(some, some, True)
+            factor = gl.expand_dims(scale, 1).broadcast_to(some.shape)
+            return times(low, factor, True), times(high, factor, True)
+        else:
+            return (from_int8(some, some, True),)
+
+    @gluon.jit
+    def _add_products(totals, numbers, memory, turn, HALVES: gl.constexpr, PIECES: gl.constexpr,
+                      STAGES: gl.constexpr):  # fmt: skip
+        """Begin to add the products of a stage: a group of instructions for 64 columns of a piece."""
+        x_tiles, _, _, _ = memory
+        for half in gl.static_range(HALVES):
+            found = ()
+            for piece in gl.static_range(PIECES):
+                tokens = x_tiles[piece].index(turn % STAGES * HALVES + half).permute((1, 0))
+                found = found + (warpgroup_mma(numbers[half], tokens, totals[piece], is_async=True),)
+            totals = found
+        return totals
+
+    @gluon.jit
+    def _ended(numbers, HALVES: gl.constexpr, PENDING: gl.constexpr):
+        """Return left operands once all but the last `PENDING` groups of instructions have ended."""
+        if HALVES == 2:
+            return warpgroup_mma_wait(PENDING, deps=numbers)
+        else:
+            return (warpgroup_mma_wait(PENDING, deps=numbers),)
+
+    @gluon.jit
+    def _hand_back(memory, turn, STAGES: gl.constexpr):
+        """Tell the warp that loads that this group has read a stage."""
+        _, _, _, empty = memory
+        tl.debug_barrier()
+        mbarrier.arrive(empty.index(turn % STAGES))
+
+    @gluon.jit
+    def stage_sums(memory, scales, first, turns, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
+                   PIECES: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):  # fmt: skip
+        """Return [64, tokens] of each piece of a tile: 64 outputs from `SIDE` * 64 on, times its tokens.
+
+        `scales` are those of the first columns, `first` is the turn that loads them. Only at the end of `UNROLL` turns
+        are no matrix instructions in flight.
+        """
+        HALVES: gl.constexpr = 2 if INT4 else 1
+        totals = ()
+        for piece in gl.static_range(PIECES):
+            totals = totals + (gl.zeros([64, piece_of(BM, piece)], gl.float32, layout_of_sums(piece_of(BM, piece))),)
+        scale = gl.load(scales)
+        numbers = _numbers(memory, scale, first, SIDE, INT4, BM, STAGES)
+        scale = gl.load(scales + gl.minimum(1, turns - 1)) if INT4 else scale
+        for begin in range(0, turns, UNROLL):
+            before = numbers
+            for step in gl.static_range(UNROLL):
+                turn = begin + step
+                following = gl.load(scales + gl.minimum(turn + 2, turns - 1)) if INT4 else scale
+                totals = _add_products(totals, numbers, memory, first + turn, HALVES, PIECES, STAGES)
+                # Matrix instructions read registers until they have ended.
+                if step > 0:
+                    before = _ended(before, HALVES, HALVES * PIECES)
+                    _hand_back(memory, first + turn - 1, STAGES)
+                before = numbers
+                # After the last turn its codes are converted once more, and not used.
+                after = turn + 1 if step + 1 < UNROLL else gl.minimum(turn + 1, turns - 1)
+                numbers = _numbers(memory, scale, first + after, SIDE, INT4, BM, STAGES)
+                scale = following
+            totals = warpgroup_mma_wait(0, deps=totals + before)[:PIECES]
+            _hand_back(memory, first + begin + UNROLL - 1, STAGES)
+        return totals

@@ -1,0 +1,103 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
+# mypy: disable-error-code="assignment"
+# ruff: noqa: N803, N806, RUF005
+"""What the warp-specialised kernel does with the sums of a tile: adds parts of its columns, and stores the outputs."""
+
+from __future__ import annotations
+
+try:
+    import triton.language as tl
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+except ImportError:
+    gluon = None
+
+if gluon is not None:
+    from piledriver.kernels.linear.mixed.stage_sums import layout_of_sums, piece_of
+
+    @gluon.jit
+    def _places(partial, BM: gl.constexpr):
+        """Return where sums of [64, tokens] are kept: in this order the lanes of a warp have 256 bytes without gaps."""
+        SUMS: gl.constexpr = layout_of_sums(BM)
+        row, token = gl.arange(0, 64, gl.SliceLayout(1, SUMS)), gl.arange(0, BM, gl.SliceLayout(0, SUMS))
+        rows = gl.expand_dims(row // 8 % 2 * 256 + row // 16 * 64 + row % 8 * 8, 1)
+        return partial + rows + gl.expand_dims(token // 8 * 512 + token % 8, 0)
+
+    @gluon.jit
+    def add_earlier(totals, partial, counter, begin, end, pairs, BM: gl.constexpr, PIECES: gl.constexpr):
+        """Add the sums of the columns before, and keep the result unless these columns are the last.
+
+        Parts of a tile are added in order of columns. The counter has the pairs that have been added so far; a program
+        waits only for programs before it, which are running or done.
+        """
+        if begin > 0:
+            added = gl.atomic_add(counter, 0, sem="acquire")
+            while added != begin:
+                added = gl.atomic_add(counter, 0, sem="acquire")
+            tl.debug_barrier()
+        found = ()
+        for piece in gl.static_range(PIECES):
+            place, total = _places(partial + piece * 64 * piece_of(BM, 0), piece_of(BM, piece)), totals[piece]
+            if begin > 0:
+                total += gl.load(place, cache_modifier=".cg")
+            if end < pairs:
+                gl.store(place, total)
+            found = found + (total,)
+        if end == pairs:
+            gl.store(counter, 0)
+        else:
+            tl.debug_barrier()
+            gl.atomic_add(counter, end - begin, sem="release")
+        return found
+
+    @gluon.jit
+    def _store_lines(total, given, first, token, skipped, RESIDUAL: gl.constexpr, BM: gl.constexpr,
+                     CHUNK: gl.constexpr):  # fmt: skip
+        """Add the residual to outputs and store them, 64 outputs of a token as a line of 128 bytes."""
+        if BM > CHUNK:
+            # A part at a time, through little shared memory.
+            HALF: gl.constexpr = layout_of_sums(BM // 2)
+            left, right = gl.split(gl.permute(gl.reshape(total, [64, 2, BM // 2]), [0, 2, 1]))
+            left = gl.convert_layout(left, HALF, assert_trivial=True)
+            right = gl.convert_layout(right, HALF, assert_trivial=True)
+            _store_lines(left, given, first, token, skipped, RESIDUAL, BM // 2, CHUNK)
+            _store_lines(right, given, first, token + BM // 2, skipped - BM // 2, RESIDUAL, BM // 2, CHUNK)
+        else:
+            _, _, residual, out, _, _, outputs, tokens, _, out_stride, residual_stride = given
+            LINES: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+            row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, LINES)), 1)
+            column = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, LINES)), 0)
+            total = gl.convert_layout(total, LINES)
+            inside = (row < outputs - first) & (column < tokens - token) & (column >= skipped)
+            if RESIDUAL:
+                corner = residual + token.to(gl.int64) * residual_stride + first
+                total = total + gl.load(corner + column * residual_stride + row, mask=inside, other=0.0).to(gl.float32)
+            corner = out + token.to(gl.int64) * out_stride + first
+            gl.store(corner + column * out_stride + row, total.to(gl.bfloat16), mask=inside)
+
+    @gluon.jit
+    def _of_rows(values, rows, BM: gl.constexpr):
+        """Return values of rows of the weight in fp32, as a column beside [64, tokens] of sums."""
+        found = gl.load(values + rows).to(gl.float32)
+        return gl.expand_dims(gl.convert_layout(found, gl.SliceLayout(1, layout_of_sums(BM)), assert_trivial=True), 1)
+
+    @gluon.jit
+    def store_tile(totals, given, first, token, skipped, INT4: gl.constexpr, BIAS: gl.constexpr,
+                   RESIDUAL: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr,
+                   CHUNK: gl.constexpr):  # fmt: skip
+        """Store 64 outputs from `first` on of the tokens from `token` on, but for those that another tile has.
+
+        `CHUNK` tokens at a time change lanes.
+        """
+        scales, bias, _, _, _, _, outputs, _, scale_stride, _, _ = given
+        # Outputs beyond the last read the last, and are not stored.
+        some = gl.arange(0, 64, gl.SliceLayout(1, layout_of_sums(piece_of(BM, 0))))
+        rows = gl.minimum(first + some, outputs - 1)
+        for piece in gl.static_range(PIECES):
+            total = totals[piece]
+            if not INT4:
+                total = total * _of_rows(scales, rows * scale_stride, piece_of(BM, piece))
+            if BIAS:
+                total = total + _of_rows(bias, rows, piece_of(BM, piece))
+            before = piece * piece_of(BM, 0)
+            _store_lines(total, given, first, token + before, skipped - before, RESIDUAL, piece_of(BM, piece), CHUNK)
