@@ -154,8 +154,7 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
                 add("mixed", bn, tokens, bk, warps, stages, parts)
             if tokens > 64:
                 add("mixed", 64, 64, 128, 4, 3, parts)
-        if tokens > 64:
-            add("warp_specialised")
+        add("warp_specialised")
     else:
         for together in (8, 32):
             for tile in ((64, 256, 64, 4, 3), (64, 256, 128, 4, 2), (64, 128, 64, 4, 3), (64, 128, 128, 4, 2),

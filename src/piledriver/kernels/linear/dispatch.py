@@ -73,7 +73,8 @@ def _integers(x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
         return mixed_rows(x, weight, fused)
     if chosen["kernel"] == "streamed_rows" and fits_streamed_rows(x, weight, fused.gate_block):
         return streamed_rows(x, weight, fused)
-    if fused.gate_block and len(x) <= _MOST_ROWS:
+    if fused.gate_block and len(x) <= _MOST_ROWS and (weight.kind == "int8" or chosen["kernel"] != "warp_specialised"):
+        # It applies the gate itself. For int4, the warp-specialised kernel and then the gate's are faster.
         return integer_tiles(x, weight, fused)
     if chosen["kernel"] == "dequantised" or (chosen["kernel"] == "mixed" and not fits_mixed(x)):
         return _dense(x, dequantise_integers(weight, x.dtype), fused)

@@ -9,7 +9,7 @@ OUTPUTS = 128
 """Outputs of a tile."""
 UNROLLED = 4
 """Pairs of 64 columns after which warps wait for their matrix instructions, if all columns are a multiple."""
-_TOKENS = (64, 80, 96, 128, 160, 192, 256)
+_TOKENS = (32, 64, 80, 96, 128, 160, 192, 256)
 """Tokens that a tile may have: a power of two, or the sum of two."""
 _MOST_PARTS, _LEAST_PAIRS = 4, 8
 """Parts of the columns of a tile, which are added up one after the other, and pairs of 64 columns of a part."""
