@@ -158,6 +158,10 @@ def test_every_number_of_tokens_has_a_kernel_that_exists_and_fills_the_processor
     assert tuned_kernel(weight, 1 << 20)["kernel"] == "dequantised"
     small = tuned_kernel(quantise_weight(torch.zeros(8192, 2048), kind), 16)
     assert small["kernel"] == ("pipelined_rows" if kind == "int4" else "streamed_rows")
+    # Where the warp-specialised kernel cannot run, a tile is not much larger than the tokens.
+    for tokens in (20, 60, 100, 300):
+        other = tuned_kernel(quantise_weight(torch.zeros(8192, 2048), kind), tokens, specialised=False)
+        assert other["bm"] <= max(32, 2 * tokens)
     # A weight of few tiles goes to the kernel that divides its columns.
     assert tuned_kernel(quantise_weight(torch.zeros(512, 2048), kind), 100)["kernel"] == "warp_specialised"
 

@@ -16,7 +16,7 @@ from piledriver.kernels.linear.weights import QuantisedWeight
 MANY: dict[str, Any] = {"kernel": "dequantised"}
 """Beyond the table: the time to dequantise a weight is small beside the product."""
 TILED: dict[str, Any] = {"kernel": "mixed", "bn": 64, "bm": 128, "bk": 128, "warps": 4, "stages": 3, "parts": 1}
-"""In place of the warp-specialised kernel, where it cannot run."""
+"""In place of the warp-specialised kernel, where it cannot run; fewer tokens have a smaller `bm`."""
 _MOST_TILED = 1024
 """Tokens up to which it is faster than a weight that is dequantised first."""
 _PROCESSORS = 132
@@ -41,7 +41,8 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
     counts = [count for count in by_tokens if count >= tokens]
     tile = by_tokens[min(counts)] if counts else MANY
     if tile["kernel"] == "warp_specialised" and not specialised:
-        tile = TILED if tokens <= _MOST_TILED else MANY
+        width = 32 if tokens <= 32 else 64 if tokens <= 64 else TILED["bm"]
+        tile = {**TILED, "bm": width} if tokens <= _MOST_TILED else MANY
     if "bn" not in tile:
         return tile
     tiles = -(-weight.shape[0] // tile["bn"]) * -(-tokens // tile["bm"])
