@@ -1,6 +1,6 @@
 """Weight-only linear layers of decoding on a GPU: bandwidth of int8 and int4 weights at small batches, speed at large.
 
-    python benchmarks/linear.py                          # CUDA; about 40 s, most of it compilation
+    python benchmarks/linear.py                          # CUDA; most of the time is compilation
     python benchmarks/linear.py --sweep --workers 14     # other tiles too, compiled by 14 processes
     python benchmarks/linear.py --sweep --choose tuned.json          # the table of `kernels/linear/tuned.py`
 
@@ -146,12 +146,13 @@ def candidates(x: Tensor, weight: QuantisedWeight) -> dict[str, Callable[[Tensor
                 for bn, stages in ((64, 4), (128, 3)):
                     add("mixed", bn, 16, 128, 4, stages, parts)
     elif tokens <= 128:
+        width = 1 << (tokens - 1).bit_length()
         for parts in (1, 2) if tokens <= 64 else (1,):
             for bn, warps, stages in ((64, 4, 4), (128, 8, 4), (128, 4, 3)):
-                if tokens * bn <= 8192 or warps == 8:
-                    add("tiles", bn, min(tokens, 64 if int4 else 128), 128, warps, stages, parts)
+                if width * bn <= 8192 or warps == 8:
+                    add("tiles", bn, min(width, 64 if int4 else 128), 128, warps, stages, parts)
             for bn, bk, warps, stages in ((64, 128, 4, 3), (64, 64, 4, 4), (128, 128, 8, 3)):
-                add("mixed", bn, tokens, bk, warps, stages, parts)
+                add("mixed", bn, width, bk, warps, stages, parts)
             if tokens > 64:
                 add("mixed", 64, 64, 128, 4, 3, parts)
         add("warp_specialised")

@@ -85,9 +85,9 @@ if gluon is not None:
     def store_tile(totals, given, first, token, skipped, INT4: gl.constexpr, BIAS: gl.constexpr,
                    RESIDUAL: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr,
                    CHUNK: gl.constexpr):  # fmt: skip
-        """Store 64 outputs from `first` on of the tokens from `token` on, but for those that another tile has.
+        """Store 64 outputs from `first` on, of the tokens from `token` on but for `skipped`, which another tile stores.
 
-        `CHUNK` tokens at a time change lanes.
+        Sums of `CHUNK` tokens at a time change lanes through shared memory.
         """
         scales, bias, _, _, _, _, outputs, _, scale_stride, _, _ = given
         # Outputs beyond the last read the last, and are not stored.

@@ -180,6 +180,7 @@ def warp_specialised(
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     rows = fused.normalised(x)
     int4 = weight.kind == "int4"
+    # Sums in fp32 of `chunk` tokens at a time change lanes; three stages of 256 tokens with int4 leave room for 16.
     chunk = 16 if int4 and bm == 256 else 32
     room = _SHARED_BYTES - 4 * OUTPUTS * chunk
     stages = min(room // (OUTPUTS * _BYTES + bm * (256 if int4 else 128)), _MOST_STAGES)
