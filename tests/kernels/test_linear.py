@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 from piledriver.core.errors import UsageError
 from piledriver.kernels.decode.cpu import CpuDecode
@@ -17,6 +19,7 @@ from piledriver.kernels.decode.reference import ReferenceDecode
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.few_rows import few_rows_linear
 from piledriver.kernels.linear.fused import Fused
+from piledriver.kernels.linear.mixed.division import UNROLLED, divide
 from piledriver.kernels.linear.native import NativeLinear
 from piledriver.kernels.linear.onednn import OneDnnLinear, forget_packed
 from piledriver.kernels.linear.reference import ReferenceLinear
@@ -164,6 +167,19 @@ def test_every_number_of_tokens_has_a_kernel_that_exists_and_fills_the_processor
         assert other["bm"] <= max(32, 2 * tokens)
     # A weight of few tiles goes to the kernel that divides its columns.
     assert tuned_kernel(quantise_weight(torch.zeros(512, 2048), kind), 100)["kernel"] == "warp_specialised"
+
+
+@given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 120), st.sampled_from([32, 80, 128, 192, 256]))
+def test_shares_of_late_tiles_are_all_their_columns(tokens: int, tiles: int, pairs: int, bm: int) -> None:
+    work = divide(tokens, tiles * 128, pairs, bm, 132)
+    assert work.whole + work.late == tiles * -(-tokens // bm)
+    if work.late:
+        assert work.whole % 132 == 0
+        assert work.takers <= 132
+        assert (work.takers - 1) * work.share < work.late * pairs <= work.takers * work.share
+        # A program's share is of two tiles at most, and programs wait for matrix instructions at the same places.
+        assert work.share < pairs
+        assert pairs % UNROLLED or work.share % UNROLLED == 0
 
 
 def test_the_triton_kernels_are_the_reference() -> None:

@@ -3,7 +3,7 @@
 - `conversions`: two codes at a time
 - `rows`, `pipelined_rows`, `streamed_rows`: a few rows that stay in registers or shared memory, in Gluon
 - `tiles`: any number of rows; the columns can be divided
-- `warp_specialised`: many rows on Hopper, in Gluon; `division`: into tiles and parts of their columns; `stage_sums`,
+- `warp_specialised`: many rows on Hopper, in Gluon; `division`: into tiles and shares of columns; `stage_sums`,
   `tile_outputs`: what its warps do with a stage, and with the sums of a tile
 - `hopper`: what kernels in Gluon share
 """

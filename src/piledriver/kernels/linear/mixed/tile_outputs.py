@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
 # mypy: disable-error-code="assignment"
 # ruff: noqa: N803, N806, RUF005
-"""What the warp-specialised kernel does with the sums of a tile: adds parts of its columns, and stores the outputs."""
+"""What the warp-specialised kernel does with the sums of a tile: adds shares of its columns, and stores the outputs."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ if gluon is not None:
         return partial + rows + gl.expand_dims(token // 8 * 512 + token % 8, 0)
 
     @gluon.jit
-    def add_earlier(totals, partial, counter, begin, end, pairs, BM: gl.constexpr, PIECES: gl.constexpr):
-        """Add the sums of the columns before, and keep the result unless these columns are the last.
-
-        Parts of a tile are added in order of columns. The counter has the pairs that have been added so far; a program
-        waits only for programs before it, which are running or done.
-        """
-        if begin > 0:
-            added = gl.atomic_add(counter, 0, sem="acquire")
-            while added != begin:
-                added = gl.atomic_add(counter, 0, sem="acquire")
-            tl.debug_barrier()
-        found = ()
+    def keep_share(totals, partial, counter, BM: gl.constexpr, PIECES: gl.constexpr):
+        """Keep the sums of a program's share of a tile, for the program that adds all shares of it."""
         for piece in gl.static_range(PIECES):
-            place, total = _places(partial + piece * 64 * piece_of(BM, 0), piece_of(BM, piece)), totals[piece]
-            if begin > 0:
-                total += gl.load(place, cache_modifier=".cg")
-            if end < pairs:
-                gl.store(place, total)
-            found = found + (total,)
-        if end == pairs:
-            gl.store(counter, 0)
-        else:
-            tl.debug_barrier()
-            gl.atomic_add(counter, end - begin, sem="release")
-        return found
+            gl.store(_places(partial + piece * 64 * piece_of(BM, 0), piece_of(BM, piece)), totals[piece])
+        tl.debug_barrier()
+        gl.atomic_add(counter, 1, sem="release")
+
+    @gluon.jit
+    def add_shares(totals, partial, size, counter, mine, shares, BM: gl.constexpr, PIECES: gl.constexpr):
+        """Add the sums of all other shares of a tile, in order; `mine` is the number of this one among them.
+
+        Sums of share n are `n * size` before `partial`, and the counter has how many are there.
+        """
+        there = gl.atomic_add(counter, 0, sem="acquire")
+        while there < shares - 1:
+            there = gl.atomic_add(counter, 0, sem="acquire")
+        tl.debug_barrier()
+        for other in range(shares - 1):
+            share = partial - (other + (other >= mine).to(gl.int32)) * size
+            found = ()
+            for piece in gl.static_range(PIECES):
+                place = _places(share + piece * 64 * piece_of(BM, 0), piece_of(BM, piece))
+                found = found + (totals[piece] + gl.load(place, cache_modifier=".cg"),)
+            totals = found
+        gl.store(counter, 0)
+        return totals
 
     @gluon.jit
     def _store_lines(total, given, first, token, skipped, RESIDUAL: gl.constexpr, BM: gl.constexpr,

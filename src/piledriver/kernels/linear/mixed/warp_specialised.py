@@ -5,8 +5,8 @@
 
 As many programs as processors walk over tiles of 128 outputs by up to 256 tokens. One warp of a program streams codes
 of the weight and tiles of the input to shared memory, also those of the next tile. Two groups of four warps turn 64
-outputs each into sums (`stage_sums`), and store those (`tile_outputs`). Where the last tiles would leave most
-processors idle, several programs divide the columns of each (`division`).
+outputs each into sums (`stage_sums`), and store those (`tile_outputs`). Where the last tiles would leave processors
+idle, all programs share their columns (`division`; stream-K, Osama et al., 2023).
 
 The kernel is written in Gluon, the language below Triton, with layouts and barriers of its own: Triton's pipeline waits
 for matrix instructions whose left operand was converted in registers before it converts the next.
@@ -41,20 +41,41 @@ if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.mixed.hopper import async_load
     from piledriver.kernels.linear.mixed.stage_sums import layout_of_operand, piece_of, stage_sums
-    from piledriver.kernels.linear.mixed.tile_outputs import add_earlier, store_tile
+    from piledriver.kernels.linear.mixed.tile_outputs import add_shares, keep_share, store_tile
     from piledriver.kernels.linear.products import tile_of
 
     @gluon.jit
-    def _item(work, item):
-        """Return an item of work: its tile, the tile's place, its first pair of 64 columns, the one after its last.
+    def _own_share(work):
+        """Return which share of the late tiles is this program's, its first pair of columns, the one after its last.
 
-        The first items are `whole` tiles, the others `parts` for each further tile.
+        Programs take shares from the last to the first: who adds a tile waits for programs that began before it.
         """
-        whole, _, part, parts, pairs, tiles, across = work
-        tile, begin, end = item, 0, pairs
-        if item >= whole:
-            tile, begin = whole + (item - whole) // parts, (item - whole) % parts * part
-            end = gl.minimum(begin + part, pairs)
+        _, late, share, takers, pairs, _, _ = work
+        own = takers - 1 - gl.program_id(0)
+        return own, gl.maximum(own, 0) * share, gl.minimum((own + 1) * share, late * pairs)
+
+    @gluon.jit
+    def _tiles(work):
+        """Return how many whole tiles this program computes."""
+        return (work[0] - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
+
+    @gluon.jit
+    def _items(work):
+        """Return how many items of work this program has: whole tiles, then one or two tiles of its share."""
+        _, begin, end = _own_share(work)
+        pairs = work[4]
+        return _tiles(work) + gl.maximum((end + pairs - 1) // pairs - begin // pairs, 0)
+
+    @gluon.jit
+    def _item(work, item):
+        """Return an item of this program: the tile, its place, the first pair of columns, the one after the last."""
+        whole, _, _, _, pairs, tiles, across = work
+        tile, begin, end = gl.program_id(0) + item * gl.num_programs(0), 0, pairs
+        if item >= _tiles(work):
+            _, first, last = _own_share(work)
+            late = first // pairs + item - _tiles(work)
+            tile, begin = whole + late, gl.maximum(first - late * pairs, 0)
+            end = gl.minimum(last - late * pairs, pairs)
         row, column = tile_of(tile, tiles, across, 8)
         return tile, row, column, begin, end
 
@@ -81,18 +102,17 @@ if gluon is not None:
         x_tiles, _, ready, empty = memory
         HALVES: gl.constexpr = 2 if INT4 else 1
         EACH: gl.constexpr = 1 if INT4 else 2
-        _, row, _, begin, end = _item(work, gl.program_id(0))
-        ahead = gl.minimum((end - begin) * EACH, STAGES)
-        for turn in range(ahead):
-            _load_codes(memory, weight, row * 128, begin * EACH + turn, turn, INT4, BM, STAGES)
+        _, row, _, begin, _ = _item(work, 0)
+        # One stage of codes: more would delay the first tokens.
+        _load_codes(memory, weight, row * 128, begin * EACH, 0, INT4, BM, STAGES)
         gdc_wait()
         turn = 0
-        for item in range(gl.program_id(0), work[1], gl.num_programs(0)):
+        for item in range(_items(work)):
             _, row, column, begin, end = _item(work, item)
             first = _first_token(column, tokens, BM)
             for stage in range(begin * EACH, end * EACH):
                 place = turn % STAGES
-                if turn >= ahead:
+                if turn > 0:
                     mbarrier.wait(empty.index(place), (turn // STAGES & 1) ^ 1)
                     _load_codes(memory, weight, row * 128, stage, turn, INT4, BM, STAGES)
                 for half in gl.static_range(HALVES):
@@ -107,9 +127,11 @@ if gluon is not None:
                   UNROLL: gl.constexpr, CHUNK: gl.constexpr):  # fmt: skip
         """Compute and store 64 outputs of each tile, from `SIDE` * 64 on."""
         scales, _, _, _, partial, counters, outputs, tokens, scale_stride, _, _ = given
-        whole, items, _, _, pairs, _, _ = work
+        whole, _, share, _, pairs, _, _ = work
+        own, _, _ = _own_share(work)
+        partial += (gl.program_id(0) * 2 + SIDE).to(gl.int64) * (64 * BM)
         turn = 0
-        for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        for item in range(_items(work)):
             tile, row, column, begin, end = _item(work, item)
             first = row * 128 + SIDE * 64
             # Outputs beyond the last read the last, and are not stored.
@@ -118,17 +140,24 @@ if gluon is not None:
             totals = stage_sums(memory, scales + rows * scale_stride + (begin if INT4 else 0), turn, turns, SIDE, INT4,
                                 BM, PIECES, STAGES, UNROLL)  # fmt: skip
             turn += turns
-            if end - begin < pairs:
-                slot = (tile - whole) * 2 + SIDE
-                totals = add_earlier(totals, partial + slot.to(gl.int64) * (64 * BM), counters + slot, begin, end,
-                                     pairs, BM, PIECES)  # fmt: skip
-            if end == pairs:
+            # A program computes the first columns of a tile last, when others have computed the rest, and adds all.
+            # If shares divide tiles evenly, all end together: the first share adds one side, the last the other. These
+            # wait for each other, but they are of neighbouring programs, which run at the same time.
+            head, tail = (tile - whole) * pairs // share, ((tile - whole + 1) * pairs - 1) // share
+            adds = tail if (SIDE == 1) & (pairs % share == 0) else head
+            counter = counters + (tile - whole) * 2 + SIDE
+            if (end - begin < pairs) & (own != adds):
+                keep_share(totals, partial, counter, BM, PIECES)
+            else:
+                if end - begin < pairs:
+                    totals = add_shares(totals, partial + (own - head) * (128 * BM), 128 * BM, counter, own - head,
+                                        tail - head + 1, BM, PIECES)  # fmt: skip
                 token = _first_token(column, tokens, BM)
                 store_tile(totals, given, first, token, column * BM - token, INT4, BIAS, RESIDUAL, BM, PIECES, CHUNK)
 
-    @gluon.jit(do_not_specialize=["tokens", "whole", "items", "part", "parts", "tiles", "across"])
+    @gluon.jit(do_not_specialize=["tokens", "whole", "late", "share", "takers", "tiles", "across"])
     def _warp_specialised(
-        x, further, weight, scales, bias, residual, out, partial, counters, outputs, tokens, whole, items, part, parts,
+        x, further, weight, scales, bias, residual, out, partial, counters, outputs, tokens, whole, late, share, takers,
         pairs, tiles, across, scale_stride, out_stride, residual_stride,
         INT4: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
         UNROLL: gl.constexpr, CHUNK: gl.constexpr,
@@ -146,7 +175,7 @@ if gluon is not None:
         for place in gl.static_range(STAGES):
             mbarrier.init(ready.index(place), count=1)
             mbarrier.init(empty.index(place), count=2)
-        memory, work = (x_tiles, codes, ready, empty), (whole, items, part, parts, pairs, tiles, across)
+        memory, work = (x_tiles, codes, ready, empty), (whole, late, share, takers, pairs, tiles, across)
         given = (scales, bias, residual, out, partial, counters, outputs, tokens, scale_stride, out_stride,
                  residual_stride)  # fmt: skip
         gl.warp_specialize(
@@ -176,7 +205,7 @@ def warp_specialised(
     bm = config["bm"] if config else tokens_of_tile(len(x), len(data), pairs, processors)
     first, rest = pieces(bm)
     work = divide(len(x), len(data), pairs, bm, processors)
-    partial, counters = workspace(x.device, max(work.late * OUTPUTS * bm, 1), 2 * work.late)
+    partial, counters = workspace(x.device, max(work.takers * OUTPUTS * bm, 1), 2 * work.late)
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     rows = fused.normalised(x)
     int4 = weight.kind == "int4"
@@ -184,10 +213,10 @@ def warp_specialised(
     chunk = 16 if int4 and bm == 256 else 32
     room = _SHARED_BYTES - 4 * OUTPUTS * chunk
     stages = min(room // (OUTPUTS * _BYTES + bm * (256 if int4 else 128)), _MOST_STAGES)
-    _warp_specialised[(min(work.items, processors),)](
+    _warp_specialised[(min(max(work.whole, work.takers), processors),)](
         _described(rows, [first, 64]), _described(rows, [rest or first, 64]), _described(data, [OUTPUTS, _BYTES]),
         scales, x if bias is None else bias, x if residual is None else residual, out, partial, counters, len(data),
-        len(x), work.whole, work.items, work.part, work.parts, pairs, work.tiles, work.across, scales.stride(0),
+        len(x), work.whole, work.late, work.share, work.takers, pairs, work.tiles, work.across, scales.stride(0),
         out.stride(0), 0 if residual is None else residual.stride(0),
         INT4=int4, BIAS=bias is not None, RESIDUAL=residual is not None, BM=bm, STAGES=stages,
         UNROLL=(1 if pairs % UNROLLED else UNROLLED) * (1 if int4 else 2), CHUNK=chunk,
