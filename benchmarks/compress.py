@@ -246,9 +246,16 @@ def train_base(bench: Bench) -> dict[str, Any]:
     if known.exists():
         found: dict[str, Any] = json.loads(known.read_text())
         return found
-    base = bench.train_config(bench.shape, "base", options.train_tokens, options.lr, options.step_tokens)
+    steps = options.train_tokens // options.step_tokens
+    stable = ScheduleConfig(kind="wsd", warmup=steps // 50, total=steps, decay=steps // 6, floor=0.1)
+    schedule = stable if options.schedule == "wsd" else None
+    base = bench.train_config(
+        bench.shape, "base", options.train_tokens, options.lr, options.step_tokens, schedule=schedule
+    )
     began = time.monotonic()
     summary = train(base)
+    if not summary.finished:
+        sys.exit(143)  # stopped by SIGTERM: the next run resumes
     about = {
         "train_tokens": summary.tokens,
         "train_seconds": round(time.monotonic() - began, 1),
@@ -546,6 +553,7 @@ def main() -> None:
     parser.add_argument("--step-tokens", type=int, default=16384)
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--decay", type=float, default=1.0)
+    parser.add_argument("--schedule", choices=("cosine", "wsd"), default="cosine", help="of training from scratch")
     parser.add_argument("--rates", type=float, nargs="*", default=[], help="other rates of distillation, for rates")
     parser.add_argument("--aware-lr", type=float, help="rate of quantisation-aware training; default: that of `distil`")
     parser.add_argument("--aware-step-tokens", type=int, default=8192)
