@@ -214,11 +214,13 @@ class Bench:
 
     def train_config(self, model: Any, out: str, tokens: int, lr: float, batch: int, **changes: Any) -> TrainConfig:
         """The settings of training from scratch: bf16 on a GPU, compiled block by block."""
-        gpu = self.device == "cuda"
+        gpu, steps = self.device == "cuda", tokens // batch
+        stable = ScheduleConfig(kind="wsd", warmup=steps // 50, total=steps, decay=steps // 6, floor=0.1)
         given: dict[str, Any] = {
             "layout": Layout(precision="bf16", compile="blocks") if gpu else Layout(),
             # Much decay for few tokens in several epochs: what is left of the initial noise is small.
             "optimizer": OptimizerConfig(lr=lr, weight_decay=self.options.decay, embedding_weight_decay=0.1),
+            "schedule": stable if self.options.schedule == "wsd" else None,
             "checkpoint_minutes": 600,
             **changes,
         }
@@ -227,7 +229,7 @@ class Bench:
             data=DataConfig(tokens=self.options.tokens, seq_len=self.shape.max_positions, packing=self.options.packing),
             batch_tokens=batch,
             micro_batch_tokens=batch if gpu else None,
-            budget_tokens=tokens // batch * batch,
+            budget_tokens=steps * batch,
             out=os.path.join(self.work, out),
             trackers=(),
             plots=False,
@@ -246,16 +248,11 @@ def train_base(bench: Bench) -> dict[str, Any]:
     if known.exists():
         found: dict[str, Any] = json.loads(known.read_text())
         return found
-    steps = options.train_tokens // options.step_tokens
-    stable = ScheduleConfig(kind="wsd", warmup=steps // 50, total=steps, decay=steps // 6, floor=0.1)
-    schedule = stable if options.schedule == "wsd" else None
-    base = bench.train_config(
-        bench.shape, "base", options.train_tokens, options.lr, options.step_tokens, schedule=schedule
-    )
+    base = bench.train_config(bench.shape, "base", options.train_tokens, options.lr, options.step_tokens)
     began = time.monotonic()
     summary = train(base)
     if not summary.finished:
-        sys.exit(143)  # stopped by SIGTERM: the next run resumes
+        sys.exit(143)  # stopped by a signal: a run with the same --work resumes
     about = {
         "train_tokens": summary.tokens,
         "train_seconds": round(time.monotonic() - began, 1),
@@ -553,7 +550,7 @@ def main() -> None:
     parser.add_argument("--step-tokens", type=int, default=16384)
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--decay", type=float, default=1.0)
-    parser.add_argument("--schedule", choices=("cosine", "wsd"), default="cosine", help="of training from scratch")
+    parser.add_argument("--schedule", choices=("cosine", "wsd"), default="cosine", help="learning rate from scratch")
     parser.add_argument("--rates", type=float, nargs="*", default=[], help="other rates of distillation, for rates")
     parser.add_argument("--aware-lr", type=float, help="rate of quantisation-aware training; default: that of `distil`")
     parser.add_argument("--aware-step-tokens", type=int, default=8192)

@@ -177,7 +177,7 @@ def test_shares_of_late_tiles_are_all_their_columns(tokens: int, tiles: int, pai
         assert work.whole % 132 == 0
         assert work.takers <= 132
         assert (work.takers - 1) * work.share < work.late * pairs <= work.takers * work.share
-        # A program's share is of two tiles at most, and programs wait for matrix instructions at the same places.
+        # A share is of two tiles at most, and has a whole number of unrolled turns.
         assert work.share < pairs
         assert pairs % UNROLLED or work.share % UNROLLED == 0
 

@@ -57,8 +57,8 @@ def divide(tokens: int, outputs: int, pairs: int, bm: int, processors: int) -> D
 def _time(bm: int, pairs: int, share: int) -> int:
     """Return the time of a share of a tile, in units of one token times a pair of columns.
 
-    Measured on an H200: to convert a pair of columns costs as much as 96 tokens, and to add one more share to a tile
-    2 a token and 300. Shares that do not divide tiles evenly begin within them, so that a tile has one more.
+    Measured on an H200: converting a pair of columns costs 96, and adding one more share to a tile costs 300 and 2 for
+    each token. Shares that do not divide tiles evenly begin within them, so that a tile has one more.
     """
     further = pairs // share - 1 if pairs % share == 0 else pairs // share + 1
     return share * (bm + 96) + further * (300 + 2 * bm)

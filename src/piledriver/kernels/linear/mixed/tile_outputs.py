@@ -35,7 +35,8 @@ if gluon is not None:
     def add_shares(totals, partial, size, counter, mine, shares, BM: gl.constexpr, PIECES: gl.constexpr):
         """Add the sums of all other shares of a tile, in order; `mine` is the number of this one among them.
 
-        Sums of share n are `n * size` before `partial`, and the counter has how many are there.
+        `partial` is where sums of the first share are kept, those of share n are `n * size` before it. The counter has
+        how many other programs have kept theirs.
         """
         there = gl.atomic_add(counter, 0, sem="acquire")
         while there < shares - 1:

@@ -48,7 +48,8 @@ if gluon is not None:
     def _own_share(work):
         """Return which share of the late tiles is this program's, its first pair of columns, the one after its last.
 
-        Programs take shares from the last to the first: who adds a tile waits for programs that began before it.
+        Programs take shares from the last to the first, so that a program that adds shares waits for programs that
+        began before it. Programs without a share have a negative number and no columns.
         """
         _, late, share, takers, pairs, _, _ = work
         own = takers - 1 - gl.program_id(0)
