@@ -171,7 +171,7 @@ def test_every_number_of_tokens_has_a_kernel_that_exists_and_fills_the_processor
 
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 120), st.sampled_from([32, 80, 128, 192, 256]))
 def test_shares_of_late_tiles_are_all_their_columns(tokens: int, tiles: int, pairs: int, bm: int) -> None:
-    work = divide(tokens, tiles * 128, pairs, bm, 132)
+    work = divide("int8", tokens, tiles * 128, pairs, bm, 132)
     assert work.whole + work.late == tiles * -(-tokens // bm)
     if work.late:
         assert work.whole % 132 == 0

@@ -5,7 +5,8 @@
 
 A stage has 64 bytes of codes of 128 outputs (128 columns of int4, 64 of int8) and as many columns of the tokens. Matrix
 instructions take 64 outputs of it from registers, where codes become bf16, and the tokens from shared memory. A stage
-is converted while the one before is multiplied.
+is converted while the one before is multiplied. Two groups with 64 outputs each may alternate: one converts while
+matrix instructions of the other run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if gluon is not None:
     def _numbers(memory, scale, turn, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
                  STAGES: gl.constexpr):  # fmt: skip
         """Return 64 outputs of a stage in bf16, as left operands of 64 columns each."""
-        _, codes, ready, _ = memory
+        _, codes, ready, _, _ = memory
         mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
         some = codes.index(turn % STAGES).slice(SIDE * 64, 64).load(layout_of_operand(BM))
         if INT4:
@@ -58,7 +59,7 @@ if gluon is not None:
     def _add_products(totals, numbers, memory, turn, HALVES: gl.constexpr, PIECES: gl.constexpr,
                       STAGES: gl.constexpr):  # fmt: skip
         """Begin to add the products of a stage: a group of instructions for 64 columns of a piece."""
-        x_tiles, _, _, _ = memory
+        x_tiles, _, _, _, _ = memory
         for half in gl.static_range(HALVES):
             found = ()
             for piece in gl.static_range(PIECES):
@@ -66,6 +67,18 @@ if gluon is not None:
                 found = found + (warpgroup_mma(numbers[half], tokens, totals[piece], is_async=True),)
             totals = found
         return totals
+
+    @gluon.jit
+    def _await_other(memory, turn, SIDE: gl.constexpr):
+        """Wait until the other group has begun its products: group 0 for those of the stage before, group 1 of this."""
+        _, _, _, _, begun = memory
+        mbarrier.wait(begun.index(1 - SIDE), (turn + 1 - SIDE) & 1)
+
+    @gluon.jit
+    def _tell_other(memory, SIDE: gl.constexpr):
+        """Tell the other group that this one has begun its products of a stage."""
+        _, _, _, _, begun = memory
+        mbarrier.arrive(begun.index(SIDE))
 
     @gluon.jit
     def _ended(numbers, HALVES: gl.constexpr, PENDING: gl.constexpr):
@@ -78,13 +91,14 @@ if gluon is not None:
     @gluon.jit
     def _hand_back(memory, turn, STAGES: gl.constexpr):
         """Tell the warp that loads that this group has read a stage."""
-        _, _, _, empty = memory
+        _, _, _, empty, _ = memory
         tl.debug_barrier()
         mbarrier.arrive(empty.index(turn % STAGES))
 
     @gluon.jit
     def stage_sums(memory, scales, first, turns, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
-                   PIECES: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):  # fmt: skip
+                   PIECES: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr,
+                   ALTERNATE: gl.constexpr):  # fmt: skip
         """Return [64, tokens] of each piece of a tile: 64 outputs from `SIDE` * 64 on, times its tokens.
 
         `scales` are those of the first columns, `first` is the turn that loads them. Only at the end of `UNROLL` turns
@@ -102,7 +116,11 @@ if gluon is not None:
             for step in gl.static_range(UNROLL):
                 turn = begin + step
                 following = gl.load(scales + gl.minimum(turn + 2, turns - 1)) if INT4 else scale
+                if ALTERNATE:
+                    _await_other(memory, first + turn, SIDE)
                 totals = _add_products(totals, numbers, memory, first + turn, HALVES, PIECES, STAGES)
+                if ALTERNATE:
+                    _tell_other(memory, SIDE)
                 # Matrix instructions read registers until they have ended.
                 if step > 0:
                     before = _ended(before, HALVES, HALVES * PIECES)

@@ -17,17 +17,29 @@ if gluon is not None:
 
     @gluon.jit
     def _places(partial, BM: gl.constexpr):
-        """Return where sums of [64, tokens] are kept: in this order the lanes of a warp have 256 bytes without gaps."""
-        SUMS: gl.constexpr = layout_of_sums(BM)
-        row, token = gl.arange(0, 64, gl.SliceLayout(1, SUMS)), gl.arange(0, BM, gl.SliceLayout(0, SUMS))
-        rows = gl.expand_dims(row // 8 % 2 * 256 + row // 16 * 64 + row % 8 * 8, 1)
-        return partial + rows + gl.expand_dims(token // 8 * 512 + token % 8, 0)
+        """Return where sums of [64, tokens] are kept, in the order of warps and lanes."""
+        return partial + gl.arange(0, 64 * BM, gl.BlockedLayout([4], [32], [4], [0]))
+
+    @gluon.jit
+    def _in_order(total, BM: gl.constexpr):
+        """Return sums of [64, tokens] as `_places` has them; a lane has two tokens of two outputs, eight apart."""
+        total = gl.permute(gl.reshape(total, [4, 2, 8, BM // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
+        return gl.convert_layout(
+            gl.reshape(total, [64 * BM]), gl.BlockedLayout([4], [32], [4], [0]), assert_trivial=True
+        )
+
+    @gluon.jit
+    def _as_sums(flat, BM: gl.constexpr):
+        """Undo `_in_order`."""
+        total = gl.permute(gl.reshape(flat, [BM // 8, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
+        return gl.convert_layout(gl.reshape(total, [64, BM]), layout_of_sums(BM), assert_trivial=True)
 
     @gluon.jit
     def keep_share(totals, partial, counter, BM: gl.constexpr, PIECES: gl.constexpr):
         """Keep the sums of a program's share of a tile, for the program that adds all shares of it."""
         for piece in gl.static_range(PIECES):
-            gl.store(_places(partial + piece * 64 * piece_of(BM, 0), piece_of(BM, piece)), totals[piece])
+            place = _places(partial + piece * 64 * piece_of(BM, 0), piece_of(BM, piece))
+            gl.store(place, _in_order(totals[piece], piece_of(BM, piece)))
         tl.debug_barrier()
         gl.atomic_add(counter, 1, sem="release")
 
@@ -47,13 +59,14 @@ if gluon is not None:
             found = ()
             for piece in gl.static_range(PIECES):
                 place = _places(share + piece * 64 * piece_of(BM, 0), piece_of(BM, piece))
-                found = found + (totals[piece] + gl.load(place, cache_modifier=".cg"),)
+                kept = _as_sums(gl.load(place, cache_modifier=".cg"), piece_of(BM, piece))
+                found = found + (totals[piece] + kept,)
             totals = found
         gl.store(counter, 0)
         return totals
 
     @gluon.jit
-    def _store_lines(total, given, first, token, skipped, RESIDUAL: gl.constexpr, BM: gl.constexpr,
+    def _store_lines(total, lines, given, first, token, skipped, RESIDUAL: gl.constexpr, BM: gl.constexpr,
                      CHUNK: gl.constexpr):  # fmt: skip
         """Add the residual to outputs and store them, 64 outputs of a token as a line of 128 bytes."""
         if BM > CHUNK:
@@ -62,20 +75,22 @@ if gluon is not None:
             left, right = gl.split(gl.permute(gl.reshape(total, [64, 2, BM // 2]), [0, 2, 1]))
             left = gl.convert_layout(left, HALF, assert_trivial=True)
             right = gl.convert_layout(right, HALF, assert_trivial=True)
-            _store_lines(left, given, first, token, skipped, RESIDUAL, BM // 2, CHUNK)
-            _store_lines(right, given, first, token + BM // 2, skipped - BM // 2, RESIDUAL, BM // 2, CHUNK)
+            _store_lines(left, lines, given, first, token, skipped, RESIDUAL, BM // 2, CHUNK)
+            _store_lines(right, lines, given, first, token + BM // 2, skipped - BM // 2, RESIDUAL, BM // 2, CHUNK)
         else:
             _, _, residual, out, _, _, outputs, tokens, _, out_stride, residual_stride = given
-            LINES: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-            row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, LINES)), 1)
-            column = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, LINES)), 0)
-            total = gl.convert_layout(total, LINES)
+            LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+            column = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(1, LINES)), 1)
+            row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, LINES)), 0)
             inside = (row < outputs - first) & (column < tokens - token) & (column >= skipped)
+            place = lines.slice(0, BM)
             if RESIDUAL:
                 corner = residual + token.to(gl.int64) * residual_stride + first
-                total = total + gl.load(corner + column * residual_stride + row, mask=inside, other=0.0).to(gl.float32)
+                place.store(gl.load(corner + column * residual_stride + row, mask=inside, other=0.0))
+                total += place.permute((1, 0)).load(layout_of_sums(BM)).to(gl.float32)
+            place.permute((1, 0)).store(total.to(gl.bfloat16))
             corner = out + token.to(gl.int64) * out_stride + first
-            gl.store(corner + column * out_stride + row, total.to(gl.bfloat16), mask=inside)
+            gl.store(corner + column * out_stride + row, place.load(LINES), mask=inside)
 
     @gluon.jit
     def _of_rows(values, rows, BM: gl.constexpr):
@@ -84,7 +99,7 @@ if gluon is not None:
         return gl.expand_dims(gl.convert_layout(found, gl.SliceLayout(1, layout_of_sums(BM)), assert_trivial=True), 1)
 
     @gluon.jit
-    def store_tile(totals, given, first, token, skipped, INT4: gl.constexpr, BIAS: gl.constexpr,
+    def store_tile(totals, lines, given, first, token, skipped, INT4: gl.constexpr, BIAS: gl.constexpr,
                    RESIDUAL: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr,
                    CHUNK: gl.constexpr):  # fmt: skip
         """Store 64 outputs from `first` on, of the tokens from `token` on but for `skipped`, which another tile stores.
@@ -102,4 +117,5 @@ if gluon is not None:
             if BIAS:
                 total = total + _of_rows(bias, rows, piece_of(BM, piece))
             before = piece * piece_of(BM, 0)
-            _store_lines(total, given, first, token + before, skipped - before, RESIDUAL, piece_of(BM, piece), CHUNK)
+            _store_lines(total, lines, given, first, token + before, skipped - before, RESIDUAL, piece_of(BM, piece),
+                         CHUNK)  # fmt: skip

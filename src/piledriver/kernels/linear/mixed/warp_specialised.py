@@ -36,6 +36,9 @@ _BYTES = 64
 """Codes of a row that a stage holds, in bytes: a group of int4, 64 columns of int8."""
 _SHARED_BYTES, _MOST_STAGES = 226 * 1024, 8
 """Shared memory of a program, and how many stages are of use."""
+_ALTERNATING = (128, 160)
+"""Tokens of tiles in which the groups alternate. With fewer, conversion takes longer than the other group's products;
+with more it was not faster."""
 
 if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
@@ -88,7 +91,7 @@ if gluon is not None:
     @gluon.jit
     def _load_codes(memory, weight, row, stage, turn, INT4: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr):
         """Load the codes of a stage, and expect its tokens too."""
-        _, codes, ready, _ = memory
+        _, codes, ready, _, _ = memory
         barrier = ready.index(turn % STAGES)
         mbarrier.expect(barrier, weight.block_type.nbytes + BM * (256 if INT4 else 128))
         async_load(weight, [row, stage * 64], barrier, codes.index(turn % STAGES))
@@ -100,7 +103,7 @@ if gluon is not None:
 
         Only the tokens may come from the kernel before.
         """
-        x_tiles, _, ready, empty = memory
+        x_tiles, _, ready, empty, _ = memory
         HALVES: gl.constexpr = 2 if INT4 else 1
         EACH: gl.constexpr = 1 if INT4 else 2
         _, row, _, begin, _ = _item(work, 0)
@@ -123,9 +126,9 @@ if gluon is not None:
                 turn += 1
 
     @gluon.jit
-    def _multiply(memory, given, work, SIDE: gl.constexpr, INT4: gl.constexpr, BIAS: gl.constexpr,
+    def _multiply(memory, lines, given, work, SIDE: gl.constexpr, INT4: gl.constexpr, BIAS: gl.constexpr,
                   RESIDUAL: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
-                  UNROLL: gl.constexpr, CHUNK: gl.constexpr):  # fmt: skip
+                  UNROLL: gl.constexpr, CHUNK: gl.constexpr, ALTERNATE: gl.constexpr):  # fmt: skip
         """Compute and store 64 outputs of each tile, from `SIDE` * 64 on."""
         scales, _, _, _, partial, counters, outputs, tokens, scale_stride, _, _ = given
         whole, _, share, _, pairs, _, _ = work
@@ -139,7 +142,7 @@ if gluon is not None:
             rows = gl.minimum(first + gl.arange(0, 64, gl.SliceLayout(1, layout_of_operand(BM))), outputs - 1)
             turns = (end - begin) * (1 if INT4 else 2)
             totals = stage_sums(memory, scales + rows * scale_stride + (begin if INT4 else 0), turn, turns, SIDE, INT4,
-                                BM, PIECES, STAGES, UNROLL)  # fmt: skip
+                                BM, PIECES, STAGES, UNROLL, ALTERNATE)  # fmt: skip
             turn += turns
             # A program computes the first columns of a tile last, when others have computed the rest, and adds all.
             # If shares divide tiles evenly, all end together: the first share adds one side, the last the other. These
@@ -154,14 +157,15 @@ if gluon is not None:
                     totals = add_shares(totals, partial + (own - head) * (128 * BM), 128 * BM, counter, own - head,
                                         tail - head + 1, BM, PIECES)  # fmt: skip
                 token = _first_token(column, tokens, BM)
-                store_tile(totals, given, first, token, column * BM - token, INT4, BIAS, RESIDUAL, BM, PIECES, CHUNK)
+                store_tile(totals, lines.index(SIDE), given, first, token, column * BM - token, INT4, BIAS, RESIDUAL,
+                           BM, PIECES, CHUNK)  # fmt: skip
 
     @gluon.jit(do_not_specialize=["tokens", "whole", "late", "share", "takers", "tiles", "across"])
     def _warp_specialised(
         x, further, weight, scales, bias, residual, out, partial, counters, outputs, tokens, whole, late, share, takers,
         pairs, tiles, across, scale_stride, out_stride, residual_stride,
         INT4: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
-        UNROLL: gl.constexpr, CHUNK: gl.constexpr,
+        UNROLL: gl.constexpr, CHUNK: gl.constexpr, ALTERNATE: gl.constexpr,
     ):  # fmt: skip
         gdc_launch_dependents()
         PIECES: gl.constexpr = 1 if BM == piece_of(BM, 0) else 2
@@ -171,18 +175,25 @@ if gluon is not None:
             x_tiles = x_tiles + (gl.allocate_shared_memory(
                 x.dtype, [STAGES * (2 if INT4 else 1), piece_of(BM, piece), 64], inputs[piece].layout),)  # fmt: skip
         codes = gl.allocate_shared_memory(weight.dtype, [STAGES, 128, 64], weight.layout)
+        lines = gl.allocate_shared_memory(gl.bfloat16, [2, CHUNK, 64], gl.NVMMASharedLayout(128, 16, 2))
         ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        begun = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for side in gl.static_range(2):
+            mbarrier.init(begun.index(side), count=1)
         for place in gl.static_range(STAGES):
             mbarrier.init(ready.index(place), count=1)
             mbarrier.init(empty.index(place), count=2)
-        memory, work = (x_tiles, codes, ready, empty), (whole, late, share, takers, pairs, tiles, across)
+        memory = (x_tiles, codes, ready, empty, begun)
+        work = (whole, late, share, takers, pairs, tiles, across)
         given = (scales, bias, residual, out, partial, counters, outputs, tokens, scale_stride, out_stride,
                  residual_stride)  # fmt: skip
         gl.warp_specialize(
             [
-                (_multiply, (memory, given, work, 0, INT4, BIAS, RESIDUAL, BM, PIECES, STAGES, UNROLL, CHUNK)),
-                (_multiply, (memory, given, work, 1, INT4, BIAS, RESIDUAL, BM, PIECES, STAGES, UNROLL, CHUNK)),
+                (_multiply, (memory, lines, given, work, 0, INT4, BIAS, RESIDUAL, BM, PIECES, STAGES, UNROLL, CHUNK,
+                             ALTERNATE)),
+                (_multiply, (memory, lines, given, work, 1, INT4, BIAS, RESIDUAL, BM, PIECES, STAGES, UNROLL, CHUNK,
+                             ALTERNATE)),
                 (_load, (memory, inputs, weight, work, tokens, INT4, BM, PIECES, STAGES)),
             ],
             [4, 1],
@@ -203,16 +214,16 @@ def warp_specialised(
     """
     _, _, bias, _, residual = fused
     data, scales, processors, pairs = weight.data, weight.scales, hopper_processors(x.device), x.shape[1] // GROUP
-    bm = config["bm"] if config else tokens_of_tile(len(x), len(data), pairs, processors)
+    bm = config["bm"] if config else tokens_of_tile(weight.kind, len(x), len(data), pairs, processors)
     first, rest = pieces(bm)
-    work = divide(len(x), len(data), pairs, bm, processors)
+    work = divide(weight.kind, len(x), len(data), pairs, bm, processors)
     partial, counters = workspace(x.device, max(work.takers * OUTPUTS * bm, 1), 2 * work.late)
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     rows = fused.normalised(x)
     int4 = weight.kind == "int4"
-    # Sums in fp32 of `chunk` tokens at a time change lanes; three stages of 256 tokens with int4 leave room for 16.
-    chunk = 16 if int4 and bm == 256 else 32
-    room = _SHARED_BYTES - 4 * OUTPUTS * chunk
+    # Outputs of `chunk` tokens at a time change lanes; three stages of 256 tokens with int4 leave room for 32.
+    chunk = 32 if int4 and bm == 256 else 64
+    room = _SHARED_BYTES - 2 * OUTPUTS * chunk
     stages = min(room // (OUTPUTS * _BYTES + bm * (256 if int4 else 128)), _MOST_STAGES)
     _warp_specialised[(min(max(work.whole, work.takers), processors),)](
         _described(rows, [first, 64]), _described(rows, [rest or first, 64]), _described(data, [OUTPUTS, _BYTES]),
@@ -221,7 +232,7 @@ def warp_specialised(
         out.stride(0), 0 if residual is None else residual.stride(0),
         INT4=int4, BIAS=bias is not None, RESIDUAL=residual is not None, BM=bm, STAGES=stages,
         UNROLL=(1 if pairs % UNROLLED else UNROLLED) * (1 if int4 else 2), CHUNK=chunk,
-        num_warps=4, maxnreg=168, **launch_options(True),
+        ALTERNATE=bm in _ALTERNATING, num_warps=4, maxnreg=168, **launch_options(True),
     )  # fmt: skip
     return out
 
