@@ -187,6 +187,10 @@ def test_weights_that_broke_are_gone_back_from(tokens: Path, tmp_path: Path) -> 
 def test_skipping_counts_and_stopping_says_why(tokens: Path, tmp_path: Path) -> None:
     summary = train(config_for(tokens, tmp_path / "skip", action="skip"), validate=Poisoner(12))
     assert summary.skipped_batches == 4, "broken weights stay broken: only a roll-back mends them"
+    with pytest.raises(
+        PiledriverError, match="the updates of 3 steps in a row up to 15 were skipped; the last loss is nan"
+    ):
+        train(config_for(tokens, tmp_path / "stuck", action="skip", max_skips=3), validate=Poisoner(12))
     with pytest.raises(PiledriverError, match="the loss of step 13 is nan"):
         train(config_for(tokens, tmp_path / "stop", action="stop"), validate=Poisoner(12))
     (metrics,) = (tmp_path / "stop").glob("metrics.jsonl")

@@ -72,13 +72,15 @@ class SpikeConfig:
     end the run with an error."""
     warmup_steps: int = 50
     """First step at which spikes are detected: losses change fast before it."""
+    max_skips: int = 100
+    """With skip: end the run after this many skipped updates in a row: without updates weights do not recover."""
     snapshot_steps: int = 20
     """With rollback: steps between snapshots of weights and optimizer in host memory."""
     max_rollbacks: int = 5
     """With rollback: end the run after this many roll-backs to the same step."""
 
     def __post_init__(self) -> None:
-        for name in ("factor", "snapshot_steps", "max_rollbacks"):
+        for name in ("factor", "max_skips", "snapshot_steps", "max_rollbacks"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"spikes.{name} is {getattr(self, name)}", fix="it must be positive")
 

@@ -255,6 +255,7 @@ class Trainer:
             if self.config.spikes.rolls_back and taken.result().broken:
                 step = self._roll_back(step, taken.result().loss)
                 continue
+            self._check_recovers(step)
             if self._is_time_to_validate(step):
                 self.reports.flush(self._validated(step))
             elif self.train_step.waits:
@@ -282,6 +283,17 @@ class Trainer:
         spikes = self.config.spikes
         if spikes.rolls_back and (self.snapshot.step < 0 or step % spikes.snapshot_steps == 0):
             self.snapshot.take(step, self.position.window)
+
+    def _check_recovers(self, step: int) -> None:
+        """Raise an error if only spikes were reported for too long; the last report is of the step before `step`."""
+        most, last = self.config.spikes.max_skips, self.reports.last
+        if self.config.spikes.action != "skip" or last is None or self.reports.spikes_in_a_row < most:
+            return
+        raise PiledriverError(
+            f"the updates of {most} steps in a row up to {step - 1} were skipped; the last loss is {last.loss:.4g}",
+            fix=f"start again with a lower optimizer.lr, or remove checkpoints from step {step - most} on and resume "
+            "with spikes.action=rollback",
+        )
 
     def _roll_back(self, step: int, loss: float) -> int:
         """Restore the last snapshot and skip every batch since; return its step."""

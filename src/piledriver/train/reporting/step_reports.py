@@ -57,6 +57,8 @@ class Reports:
         self._before_this: DeferredScalars | None = None
         self.last: Result | None = None
         """Values of the last reported step."""
+        self.spikes_in_a_row = 0
+        """Spikes up to the last reported step, with no other step between."""
         self.vote = StopSaveVote()
         """Votes of all ranks in the reported steps since the last save."""
 
@@ -72,6 +74,7 @@ class Reports:
             return
         due, self._due = self._due, None
         result = self.last = due.taken.result()
+        self.spikes_in_a_row = self.spikes_in_a_row + 1 if result.broken else 0
         self.vote = StopSaveVote(*map(operator.or_, self.vote, result.vote))
         figures = {**self._figures(due, result), **(also or {})}
         if result.broken:
