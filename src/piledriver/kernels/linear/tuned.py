@@ -20,8 +20,6 @@ TILED: dict[str, Any] = {"kernel": "mixed", "bn": 64, "bm": 128, "bk": 128, "war
 _MOST_TILED = 1024
 """Tokens up to which it is faster than a weight that is dequantised first."""
 _PROCESSORS = 132
-_LEAST_SPECIALISED = 65
-"""Tokens from which the warp-specialised kernel, which divides columns too, takes weights that are small."""
 
 
 def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = True) -> dict[str, Any]:
@@ -46,8 +44,6 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
     if "bn" not in tile:
         return tile
     tiles = -(-weight.shape[0] // tile["bn"]) * -(-tokens // tile["bm"])
-    if specialised and tokens >= _LEAST_SPECIALISED and 2 * tiles < _PROCESSORS:
-        return {"kernel": "warp_specialised"}
     # Columns of a small weight are divided into more parts, so that all processors have work.
     return {**tile, "parts": max(tile["parts"], min(_PROCESSORS // tiles, 4, weight.shape[1] // 512))}
 
