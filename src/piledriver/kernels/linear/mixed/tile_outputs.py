@@ -104,7 +104,7 @@ if gluon is not None:
                    CHUNK: gl.constexpr):  # fmt: skip
         """Store 64 outputs from `first` on, of the tokens from `token` on but for `skipped`, which another tile stores.
 
-        Sums of `CHUNK` tokens at a time change lanes through shared memory.
+        Outputs of `CHUNK` tokens at a time change lanes through `lines` in shared memory.
         """
         scales, bias, _, _, _, _, outputs, _, scale_stride, _, _ = given
         # Outputs beyond the last read the last, and are not stored.

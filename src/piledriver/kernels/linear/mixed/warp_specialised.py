@@ -179,8 +179,9 @@ if gluon is not None:
         ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         begun = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        for side in gl.static_range(2):
-            mbarrier.init(begun.index(side), count=1)
+        if ALTERNATE:
+            for side in gl.static_range(2):
+                mbarrier.init(begun.index(side), count=1)
         for place in gl.static_range(STAGES):
             mbarrier.init(ready.index(place), count=1)
             mbarrier.init(empty.index(place), count=2)
