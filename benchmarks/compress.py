@@ -51,7 +51,7 @@ from piledriver.models.interchange import load_folder, save_folder
 from piledriver.models.model_size import parameter_count
 from piledriver.optim import OptimizerConfig, ScheduleConfig
 from piledriver.serve import Engine, EngineConfig, SamplingParams
-from piledriver.train import DataConfig, TrainConfig, train
+from piledriver.train import DataConfig, SpikeConfig, TrainConfig, train
 
 SHAPES = {
     "124m": ModelConfig(vocab_size=50304, dim=768, layers=12, heads=12, mlp_dim=2048, max_positions=1024),
@@ -221,6 +221,7 @@ class Bench:
             # Much decay for few tokens in several epochs: what is left of the initial noise is small.
             "optimizer": OptimizerConfig(lr=lr, weight_decay=self.options.decay, embedding_weight_decay=0.1),
             "schedule": stable if self.options.schedule == "wsd" else None,
+            "spikes": SpikeConfig(action=self.options.spikes),
             "checkpoint_minutes": 600,
             **changes,
         }
@@ -551,6 +552,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--decay", type=float, default=1.0)
     parser.add_argument("--schedule", choices=("cosine", "wsd"), default="cosine", help="learning rate from scratch")
+    parser.add_argument("--spikes", choices=("skip", "rollback"), default="skip", help="what to do about loss spikes")
     parser.add_argument("--rates", type=float, nargs="*", default=[], help="other rates of distillation, for rates")
     parser.add_argument("--aware-lr", type=float, help="rate of quantisation-aware training; default: that of `distil`")
     parser.add_argument("--aware-step-tokens", type=int, default=8192)
