@@ -73,7 +73,7 @@ class SpikeConfig:
     warmup_steps: int = 50
     """First step at which spikes are detected: losses change fast before it."""
     max_skips: int = 100
-    """With skip: end the run after this many skipped updates in a row: without updates weights do not recover."""
+    """With skip: end the run after this many skipped updates in a row. Without updates the loss does not recover."""
     snapshot_steps: int = 20
     """With rollback: steps between snapshots of weights and optimizer in host memory."""
     max_rollbacks: int = 5

@@ -14,7 +14,7 @@ _TOKENS = (32, 64, 80, 96, 128, 160, 192, 256)
 _MOST_SHARES, _LEAST_PAIRS = 4, 8
 """Shares of a late tile at most, and pairs of 64 columns of a share at least."""
 _CONVERSION = {"int4": 104, "int8": 112}
-"""Time to convert a pair of 64 columns, in tokens that are multiplied in the same time."""
+"""Time to convert a pair of 64 columns, in tokens that are multiplied in the same time (fitted, see `_time`)."""
 
 
 class Division(NamedTuple):
@@ -59,8 +59,9 @@ def divide(kind: str, tokens: int, outputs: int, pairs: int, bm: int, processors
 def _time(kind: str, bm: int, pairs: int, share: int) -> int:
     """Return the time of a share of a tile, in units of one token times a pair of columns.
 
-    Measured on an H200: adding one more share to a tile costs 450 and 2 for each token. Shares that do not divide tiles
-    evenly begin within them, so that a tile has one more.
+    Adding one more share to a tile costs 450 and 2 for each token. The constants make `tokens_of_tile` pick the fastest
+    of the tiles measured on an H200. Shares that do not divide tiles evenly begin within them, so that a tile has one
+    more.
     """
     further = pairs // share - 1 if pairs % share == 0 else pairs // share + 1
     return share * (bm + _CONVERSION[kind]) + further * (450 + 2 * bm)

@@ -5,8 +5,8 @@
 
 A stage has 64 bytes of codes of 128 outputs (128 columns of int4, 64 of int8) and as many columns of the tokens. Matrix
 instructions take 64 outputs of it from registers, where codes become bf16, and the tokens from shared memory. A stage
-is converted while the one before is multiplied. Two groups with 64 outputs each may alternate: one converts while
-matrix instructions of the other run.
+is converted while the one before is multiplied. Two groups with 64 outputs each may alternate, as in the ping-pong
+schedule of FlashAttention-3: one begins the products of a stage only after the other has.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if gluon is not None:
 
     @gluon.jit
     def _await_other(memory, turn, SIDE: gl.constexpr):
-        """Wait until the other group has begun its products: group 0 for those of the stage before, group 1 of this."""
+        """Wait until the other group has begun its products: group 0 for the stage before, group 1 for this one."""
         _, _, _, _, begun = memory
         mbarrier.wait(begun.index(1 - SIDE), (turn + 1 - SIDE) & 1)
 
@@ -102,7 +102,7 @@ if gluon is not None:
         """Return [64, tokens] of each piece of a tile: 64 outputs from `SIDE` * 64 on, times its tokens.
 
         `scales` are those of the first columns, `first` is the turn that loads them. Only at the end of `UNROLL` turns
-        are no matrix instructions in flight.
+        are no matrix instructions in flight. With `ALTERNATE` the groups take turns to begin the products of a stage.
         """
         HALVES: gl.constexpr = 2 if INT4 else 1
         totals = ()

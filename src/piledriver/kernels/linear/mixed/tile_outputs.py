@@ -7,6 +7,7 @@ from __future__ import annotations
 
 try:
     import triton.language as tl
+    from triton import constexpr_function
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
 except ImportError:
@@ -15,18 +16,21 @@ except ImportError:
 if gluon is not None:
     from piledriver.kernels.linear.mixed.stage_sums import layout_of_sums, piece_of
 
+    @constexpr_function
+    def _order():
+        """Return the layout of kept sums: 16 bytes of each lane in turn."""
+        return gl.BlockedLayout([4], [32], [4], [0])
+
     @gluon.jit
     def _places(partial, BM: gl.constexpr):
-        """Return where sums of [64, tokens] are kept, in the order of warps and lanes."""
-        return partial + gl.arange(0, 64 * BM, gl.BlockedLayout([4], [32], [4], [0]))
+        """Return where sums of [64, tokens] are kept."""
+        return partial + gl.arange(0, 64 * BM, _order())
 
     @gluon.jit
     def _in_order(total, BM: gl.constexpr):
         """Return sums of [64, tokens] as `_places` has them; a lane has two tokens of two outputs, eight apart."""
         total = gl.permute(gl.reshape(total, [4, 2, 8, BM // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
-        return gl.convert_layout(
-            gl.reshape(total, [64 * BM]), gl.BlockedLayout([4], [32], [4], [0]), assert_trivial=True
-        )
+        return gl.convert_layout(gl.reshape(total, [64 * BM]), _order(), assert_trivial=True)
 
     @gluon.jit
     def _as_sums(flat, BM: gl.constexpr):
@@ -68,7 +72,10 @@ if gluon is not None:
     @gluon.jit
     def _store_lines(total, lines, given, first, token, skipped, RESIDUAL: gl.constexpr, BM: gl.constexpr,
                      CHUNK: gl.constexpr):  # fmt: skip
-        """Add the residual to outputs and store them, 64 outputs of a token as a line of 128 bytes."""
+        """Add the residual to outputs and store them, 64 outputs of a token as a line of 128 bytes.
+
+        Sums are [outputs, tokens]; they are transposed through `lines` in shared memory, as the residual is.
+        """
         if BM > CHUNK:
             # A part at a time, through little shared memory.
             HALF: gl.constexpr = layout_of_sums(BM // 2)
@@ -80,17 +87,17 @@ if gluon is not None:
         else:
             _, _, residual, out, _, _, outputs, tokens, _, out_stride, residual_stride = given
             LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-            column = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(1, LINES)), 1)
-            row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, LINES)), 0)
-            inside = (row < outputs - first) & (column < tokens - token) & (column >= skipped)
+            line = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(1, LINES)), 1)
+            output = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, LINES)), 0)
+            inside = (output < outputs - first) & (line < tokens - token) & (line >= skipped)
             place = lines.slice(0, BM)
             if RESIDUAL:
                 corner = residual + token.to(gl.int64) * residual_stride + first
-                place.store(gl.load(corner + column * residual_stride + row, mask=inside, other=0.0))
+                place.store(gl.load(corner + line * residual_stride + output, mask=inside, other=0.0))
                 total += place.permute((1, 0)).load(layout_of_sums(BM)).to(gl.float32)
             place.permute((1, 0)).store(total.to(gl.bfloat16))
             corner = out + token.to(gl.int64) * out_stride + first
-            gl.store(corner + column * out_stride + row, place.load(LINES), mask=inside)
+            gl.store(corner + line * out_stride + output, place.load(LINES), mask=inside)
 
     @gluon.jit
     def _of_rows(values, rows, BM: gl.constexpr):
@@ -104,7 +111,7 @@ if gluon is not None:
                    CHUNK: gl.constexpr):  # fmt: skip
         """Store 64 outputs from `first` on, of the tokens from `token` on but for `skipped`, which another tile stores.
 
-        Outputs of `CHUNK` tokens at a time change lanes through `lines` in shared memory.
+        Outputs of `CHUNK` tokens at a time are transposed through `lines` in shared memory.
         """
         scales, bias, _, _, _, _, outputs, _, scale_stride, _, _ = given
         # Outputs beyond the last read the last, and are not stored.

@@ -37,8 +37,7 @@ _BYTES = 64
 _SHARED_BYTES, _MOST_STAGES = 226 * 1024, 8
 """Shared memory of a program, and how many stages are of use."""
 _ALTERNATING = (128, 160)
-"""Tokens of tiles in which the groups alternate. With fewer, conversion takes longer than the other group's products;
-with more it was not faster."""
+"""Tokens of tiles in which the groups alternate: for all others that was slower for one of the kinds (H200)."""
 
 if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
@@ -222,7 +221,7 @@ def warp_specialised(
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     rows = fused.normalised(x)
     int4 = weight.kind == "int4"
-    # Outputs of `chunk` tokens at a time change lanes; three stages of 256 tokens with int4 leave room for 32.
+    # Outputs of `chunk` tokens at a time are transposed; three stages of 256 tokens with int4 leave room for 32.
     chunk = 32 if int4 and bm == 256 else 64
     room = _SHARED_BYTES - 2 * OUTPUTS * chunk
     stages = min(room // (OUTPUTS * _BYTES + bm * (256 if int4 else 128)), _MOST_STAGES)
