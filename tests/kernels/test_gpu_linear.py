@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.fused import Fused
 from piledriver.kernels.linear.mixed.pipelined_rows import fits_pipelined_rows, pipelined_rows
+from piledriver.kernels.linear.mixed.resident_rows import fits_resident_rows, resident_rows
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
@@ -43,6 +44,7 @@ def test_products_are_those_of_the_dequantised_weight(
 _FEW = {
     "rows": (mixed_rows, lambda x, weight, gate: fits_mixed_rows(x, weight)),
     "pipelined_rows": (pipelined_rows, fits_pipelined_rows),
+    "resident_rows": (resident_rows, fits_resident_rows),
     "streamed_rows": (streamed_rows, fits_streamed_rows),
 }
 
@@ -58,6 +60,9 @@ _FEW = {
         )),
         *(("pipelined_rows", "int4", *shape) for shape in (
             (1000, 2048, 16, 0), (16960, 1024, 13, 0), (1152, 4096, 11, 32), (1000, 4096, 7, 0), (1024, 2048, 8, 64)
+        )),
+        *(("resident_rows", "int4", *shape) for shape in (
+            (1000, 2048, 16, 0), (8192, 2048, 11, 0), (6144, 1024, 13, 0), (40, 2048, 7, 0), (8000, 1024, 8, 0)
         )),
     ],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from piledriver.kernels.linear.integers.gemv import fits_integer_gemv, integer_g
 from piledriver.kernels.linear.integers.tiles import integer_tiles
 from piledriver.kernels.linear.invariant_row import fits_invariant_row, invariant_row_linear
 from piledriver.kernels.linear.mixed.pipelined_rows import fits_pipelined_rows, pipelined_rows
+from piledriver.kernels.linear.mixed.resident_rows import fits_resident_rows, resident_rows
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.tiles import fits_mixed, mixed
@@ -66,6 +67,8 @@ def _integers(x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
     """Return the linear layer with an int8 or int4 weight, by the kernel that is fastest for this number of rows."""
     if fits_integer_gemv(x, weight, fused.norm):
         return integer_gemv(x, weight, fused)
+    if fits_resident_rows(x, weight, fused.gate_block):
+        return resident_rows(x, weight, fused)
     chosen = tuned_kernel(weight, len(x), specialised=fits_warp_specialised(x, weight, fused.residual))
     if chosen["kernel"] == "pipelined_rows" and fits_pipelined_rows(x, weight, fused.gate_block):
         return pipelined_rows(x, weight, fused)

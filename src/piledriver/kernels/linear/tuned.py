@@ -27,6 +27,7 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
 
     A kernel is rows, pipelined_rows, streamed_rows, tiles, mixed, warp_specialised (if `specialised`: it can run) or
     dequantised. With pipelined_rows and streamed_rows comes the tile of tiles, for what these kernels do not take.
+    `resident_rows`, which is faster than all of these, is not in the table: it takes what fits it.
 
     >>> import torch
     >>> weight = QuantisedWeight("int8", torch.zeros(8, 4096, dtype=torch.int8), torch.ones(8, 1))
@@ -38,9 +39,12 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
     by_tokens = by_columns[min(columns) if columns else max(by_columns)]
     counts = [count for count in by_tokens if count >= tokens]
     tile = by_tokens[min(counts)] if counts else MANY
-    if tile["kernel"] == "warp_specialised" and not specialised:
+    if tile["kernel"] == "warp_specialised":
+        if specialised:
+            return {"kernel": "warp_specialised"}
         width = 32 if tokens <= 32 else 64 if tokens <= 64 else TILED["bm"]
-        tile = {**TILED, "bm": width} if tokens <= _MOST_TILED else MANY
+        other = {**TILED, "bm": width} if tokens <= _MOST_TILED else MANY
+        tile = {**tile, "kernel": "tiles"} if "bn" in tile else other
     if "bn" not in tile:
         return tile
     tiles = -(-weight.shape[0] // tile["bn"]) * -(-tokens // tile["bm"])

@@ -1,12 +1,15 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
 # mypy: disable-error-code="assignment"
-# ruff: noqa: N803, N806, RUF005
+# ruff: noqa: N803, RUF005
 """How a group of four warps of the warp-specialised kernel turns stages of shared memory into sums.
 
-A stage has 64 bytes of codes of 128 outputs (128 columns of int4, 64 of int8) and as many columns of the tokens. Matrix
+A stage has codes of 128 outputs and one or two halves of 64 columns, and as many columns of the tokens. Matrix
 instructions take 64 outputs of it from registers, where codes become bf16, and the tokens from shared memory. A stage
 is converted while the one before is multiplied. Two groups with 64 outputs each may alternate, as in the ping-pong
 schedule of FlashAttention-3: one begins the products of a stage only after the other has.
+
+A barrier tells that a stage is there. The very first has further ones, for its codes and for its first half of the
+tokens, so that work on those begins before the rest is there.
 """
 
 from __future__ import annotations
@@ -43,24 +46,33 @@ if gluon is not None:
 
     @gluon.jit
     def _numbers(memory, scale, turn, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
-                 STAGES: gl.constexpr):  # fmt: skip
-        """Return 64 outputs of a stage in bf16, as left operands of 64 columns each."""
+                 HALVES: gl.constexpr, STAGES: gl.constexpr, OPENING: gl.constexpr):  # fmt: skip
+        """Return 64 outputs of a stage in bf16, as left operands of 64 columns each; `OPENING`: it may be the first."""
         _, codes, ready, _, _ = memory
-        mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
-        some = codes.index(turn % STAGES).slice(SIDE * 64, 64).load(layout_of_operand(BM))
+        barrier = turn % STAGES
+        if OPENING:
+            barrier = gl.where(turn == 0, STAGES, barrier)
+        mbarrier.wait(ready.index(barrier), turn // STAGES & 1)
         if INT4:
+            some = codes.index(turn % STAGES).slice(SIDE * 64, 64).load(layout_of_operand(BM))
             low, high = from_int4(some, some, True)
             factor = gl.expand_dims(scale, 1).broadcast_to(some.shape)
             return times(low, factor, True), times(high, factor, True)
         else:
-            return (from_int8(some, some, True),)
+            found = ()
+            for half in gl.static_range(HALVES):
+                some = codes.index(turn % STAGES * HALVES + half).slice(SIDE * 64, 64).load(layout_of_operand(BM))
+                found = found + (from_int8(some, some, True),)
+            return found
 
     @gluon.jit
     def _add_products(totals, numbers, memory, turn, HALVES: gl.constexpr, PIECES: gl.constexpr,
-                      STAGES: gl.constexpr):  # fmt: skip
+                      STAGES: gl.constexpr, OPENING: gl.constexpr):  # fmt: skip
         """Begin to add the products of a stage: a group of instructions for 64 columns of a piece."""
-        x_tiles, _, _, _, _ = memory
+        x_tiles, _, ready, _, _ = memory
         for half in gl.static_range(HALVES):
+            if OPENING and turn == 0:
+                mbarrier.wait(ready.index(0 if half == HALVES - 1 else STAGES + 1), 0)
             found = ()
             for piece in gl.static_range(PIECES):
                 tokens = x_tiles[piece].index(turn % STAGES * HALVES + half).permute((1, 0))
@@ -97,19 +109,18 @@ if gluon is not None:
 
     @gluon.jit
     def stage_sums(memory, scales, first, turns, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
-                   PIECES: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr,
+                   PIECES: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr,
                    ALTERNATE: gl.constexpr):  # fmt: skip
         """Return [64, tokens] of each piece of a tile: 64 outputs from `SIDE` * 64 on, times its tokens.
 
         `scales` are those of the first columns, `first` is the turn that loads them. Only at the end of `UNROLL` turns
         are no matrix instructions in flight. With `ALTERNATE` the groups take turns to begin the products of a stage.
         """
-        HALVES: gl.constexpr = 2 if INT4 else 1
         totals = ()
         for piece in gl.static_range(PIECES):
             totals = totals + (gl.zeros([64, piece_of(BM, piece)], gl.float32, layout_of_sums(piece_of(BM, piece))),)
         scale = gl.load(scales)
-        numbers = _numbers(memory, scale, first, SIDE, INT4, BM, STAGES)
+        numbers = _numbers(memory, scale, first, SIDE, INT4, BM, HALVES, STAGES, True)
         scale = gl.load(scales + gl.minimum(1, turns - 1)) if INT4 else scale
         for begin in range(0, turns, UNROLL):
             before = numbers
@@ -118,7 +129,7 @@ if gluon is not None:
                 following = gl.load(scales + gl.minimum(turn + 2, turns - 1)) if INT4 else scale
                 if ALTERNATE:
                     _await_other(memory, first + turn, SIDE)
-                totals = _add_products(totals, numbers, memory, first + turn, HALVES, PIECES, STAGES)
+                totals = _add_products(totals, numbers, memory, first + turn, HALVES, PIECES, STAGES, step == 0)
                 if ALTERNATE:
                     _tell_other(memory, SIDE)
                 # Matrix instructions read registers until they have ended.
@@ -128,7 +139,7 @@ if gluon is not None:
                 before = numbers
                 # After the last turn its codes are converted once more, and not used.
                 after = turn + 1 if step + 1 < UNROLL else gl.minimum(turn + 1, turns - 1)
-                numbers = _numbers(memory, scale, first + after, SIDE, INT4, BM, STAGES)
+                numbers = _numbers(memory, scale, first + after, SIDE, INT4, BM, HALVES, STAGES, False)
                 scale = following
             totals = warpgroup_mma_wait(0, deps=totals + before)[:PIECES]
             _hand_back(memory, first + begin + UNROLL - 1, STAGES)

@@ -100,29 +100,33 @@ if gluon is not None:
             gl.store(corner + line * out_stride + output, place.load(LINES), mask=inside)
 
     @gluon.jit
-    def _of_rows(values, rows, BM: gl.constexpr):
-        """Return values of rows of the weight in fp32, as a column beside [64, tokens] of sums."""
-        found = gl.load(values + rows).to(gl.float32)
-        return gl.expand_dims(gl.convert_layout(found, gl.SliceLayout(1, layout_of_sums(BM)), assert_trivial=True), 1)
+    def rows_of_sums(first, outputs, BM: gl.constexpr):
+        """Return 64 outputs from `first` on, as sums have them. Those beyond the last are the last; none is stored."""
+        some = gl.arange(0, 64, gl.SliceLayout(1, layout_of_sums(piece_of(BM, 0))))
+        return gl.minimum(first + some, outputs - 1)
 
     @gluon.jit
-    def store_tile(totals, lines, given, first, token, skipped, INT4: gl.constexpr, BIAS: gl.constexpr,
+    def _beside(values, BM: gl.constexpr):
+        """Return values of 64 outputs in fp32, as a column beside [64, tokens] of sums."""
+        LAYOUT: gl.constexpr = gl.SliceLayout(1, layout_of_sums(BM))
+        return gl.expand_dims(gl.convert_layout(values.to(gl.float32), LAYOUT, assert_trivial=True), 1)
+
+    @gluon.jit
+    def store_tile(totals, scale, lines, given, first, token, skipped, INT4: gl.constexpr, BIAS: gl.constexpr,
                    RESIDUAL: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr,
                    CHUNK: gl.constexpr):  # fmt: skip
         """Store 64 outputs from `first` on, of the tokens from `token` on but for `skipped`, which another tile stores.
 
-        Outputs of `CHUNK` tokens at a time are transposed through `lines` in shared memory.
+        Outputs of `CHUNK` tokens at a time are transposed through `lines` in shared memory. `scale`: that of each
+        output, of int8.
         """
-        scales, bias, _, _, _, _, outputs, _, scale_stride, _, _ = given
-        # Outputs beyond the last read the last, and are not stored.
-        some = gl.arange(0, 64, gl.SliceLayout(1, layout_of_sums(piece_of(BM, 0))))
-        rows = gl.minimum(first + some, outputs - 1)
+        _, bias, _, _, _, _, outputs, _, _, _, _ = given
         for piece in gl.static_range(PIECES):
             total = totals[piece]
             if not INT4:
-                total = total * _of_rows(scales, rows * scale_stride, piece_of(BM, piece))
+                total = total * _beside(scale, piece_of(BM, piece))
             if BIAS:
-                total = total + _of_rows(bias, rows, piece_of(BM, piece))
+                total = total + _beside(gl.load(bias + rows_of_sums(first, outputs, BM)), piece_of(BM, piece))
             before = piece * piece_of(BM, 0)
             _store_lines(total, lines, given, first, token + before, skipped - before, RESIDUAL, piece_of(BM, piece),
                          CHUNK)  # fmt: skip

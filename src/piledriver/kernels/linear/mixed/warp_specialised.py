@@ -33,7 +33,9 @@ except ImportError:
     gluon = None
 
 _BYTES = 64
-"""Codes of a row that a stage holds, in bytes: a group of int4, 64 columns of int8."""
+"""Codes of a row in a block, in bytes: a group of int4, 64 columns of int8."""
+_WIDE = 128
+"""Tokens of a tile up to which a stage has 128 columns of int8. With more, too few such stages fit; then it has 64."""
 _SHARED_BYTES, _MOST_STAGES = 226 * 1024, 8
 """Shared memory of a program, and how many stages are of use."""
 _ALTERNATING = (128, 160)
@@ -41,9 +43,9 @@ _ALTERNATING = (128, 160)
 
 if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-    from piledriver.kernels.linear.mixed.hopper import async_load
+    from piledriver.kernels.linear.mixed.hopper import async_load, reinterpret
     from piledriver.kernels.linear.mixed.stage_sums import layout_of_operand, piece_of, stage_sums
-    from piledriver.kernels.linear.mixed.tile_outputs import add_shares, keep_share, store_tile
+    from piledriver.kernels.linear.mixed.tile_outputs import add_shares, keep_share, rows_of_sums, store_tile
     from piledriver.kernels.linear.products import tile_of
 
     @gluon.jit
@@ -88,26 +90,25 @@ if gluon is not None:
         return gl.minimum(column * BM, gl.maximum(tokens - BM, 0))
 
     @gluon.jit
-    def _load_codes(memory, weight, row, stage, turn, INT4: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr):
-        """Load the codes of a stage, and expect its tokens too."""
+    def _load_codes(memory, weight, row, stage, turn, barrier, tokens, BLOCKS: gl.constexpr, STAGES: gl.constexpr):
+        """Load the codes of a stage. Its barrier expects as many bytes of tokens too."""
         _, codes, ready, _, _ = memory
-        barrier = ready.index(turn % STAGES)
-        mbarrier.expect(barrier, weight.block_type.nbytes + BM * (256 if INT4 else 128))
-        async_load(weight, [row, stage * 64], barrier, codes.index(turn % STAGES))
+        stages = reinterpret(codes, weight.dtype, [STAGES, BLOCKS, 128, 64], weight.layout)
+        mbarrier.expect(ready.index(barrier), weight.block_type.nbytes + tokens)
+        async_load(weight, [stage * BLOCKS, row, 0], ready.index(barrier), stages.index(turn % STAGES))
 
     @gluon.jit
-    def _load(memory, inputs, weight, work, tokens, INT4: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr,
-              STAGES: gl.constexpr):  # fmt: skip
+    def _load(memory, inputs, weight, work, tokens, BM: gl.constexpr, PIECES: gl.constexpr, BLOCKS: gl.constexpr,
+              HALVES: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
         """Load all stages in turn, each as soon as both groups of warps are done with what its place held.
 
         Only the tokens may come from the kernel before.
         """
         x_tiles, _, ready, empty, _ = memory
-        HALVES: gl.constexpr = 2 if INT4 else 1
-        EACH: gl.constexpr = 1 if INT4 else 2
+        EACH: gl.constexpr = 2 // HALVES
         _, row, _, begin, _ = _item(work, 0)
         # One stage of codes: more would delay the first tokens.
-        _load_codes(memory, weight, row * 128, begin * EACH, 0, INT4, BM, STAGES)
+        _load_codes(memory, weight, row * 128, begin * EACH, 0, STAGES, 0, BLOCKS, STAGES)
         gdc_wait()
         turn = 0
         for item in range(_items(work)):
@@ -117,17 +118,24 @@ if gluon is not None:
                 place = turn % STAGES
                 if turn > 0:
                     mbarrier.wait(empty.index(place), (turn // STAGES & 1) ^ 1)
-                    _load_codes(memory, weight, row * 128, stage, turn, INT4, BM, STAGES)
+                    _load_codes(memory, weight, row * 128, stage, turn, place, BM * 128 * HALVES, BLOCKS, STAGES)
+                else:
+                    for half in gl.static_range(HALVES):
+                        mbarrier.expect(ready.index(0 if half == HALVES - 1 else STAGES + 1), BM * 128)
                 for half in gl.static_range(HALVES):
+                    barrier = place
+                    if half < HALVES - 1:
+                        barrier = gl.where(turn == 0, STAGES + 1, place)
                     for piece in gl.static_range(PIECES):
                         at = [first + piece * piece_of(BM, 0), (stage * HALVES + half) * 64]
-                        async_load(inputs[piece], at, ready.index(place), x_tiles[piece].index(place * HALVES + half))
+                        async_load(inputs[piece], at, ready.index(barrier), x_tiles[piece].index(place * HALVES + half))
                 turn += 1
 
     @gluon.jit
     def _multiply(memory, lines, given, work, SIDE: gl.constexpr, INT4: gl.constexpr, BIAS: gl.constexpr,
-                  RESIDUAL: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
-                  UNROLL: gl.constexpr, CHUNK: gl.constexpr, ALTERNATE: gl.constexpr):  # fmt: skip
+                  RESIDUAL: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr, HALVES: gl.constexpr,
+                  STAGES: gl.constexpr, UNROLL: gl.constexpr, CHUNK: gl.constexpr,
+                  ALTERNATE: gl.constexpr):  # fmt: skip
         """Compute and store 64 outputs of each tile, from `SIDE` * 64 on."""
         scales, _, _, _, partial, counters, outputs, tokens, scale_stride, _, _ = given
         whole, _, share, _, pairs, _, _ = work
@@ -139,9 +147,11 @@ if gluon is not None:
             first = row * 128 + SIDE * 64
             # Outputs beyond the last read the last, and are not stored.
             rows = gl.minimum(first + gl.arange(0, 64, gl.SliceLayout(1, layout_of_operand(BM))), outputs - 1)
-            turns = (end - begin) * (1 if INT4 else 2)
+            turns = (end - begin) * (2 // HALVES)
+            # Of int8 they are needed at the end, but come from memory.
+            scale = 0 if INT4 else gl.load(scales + rows_of_sums(first, outputs, BM) * scale_stride)
             totals = stage_sums(memory, scales + rows * scale_stride + (begin if INT4 else 0), turn, turns, SIDE, INT4,
-                                BM, PIECES, STAGES, UNROLL, ALTERNATE)  # fmt: skip
+                                BM, PIECES, HALVES, STAGES, UNROLL, ALTERNATE)  # fmt: skip
             turn += turns
             # A program computes the first columns of a tile last, when others have computed the rest, and adds all.
             # If shares divide tiles evenly, all end together: the first share adds one side, the last the other. These
@@ -156,15 +166,15 @@ if gluon is not None:
                     totals = add_shares(totals, partial + (own - head) * (128 * BM), 128 * BM, counter, own - head,
                                         tail - head + 1, BM, PIECES)  # fmt: skip
                 token = _first_token(column, tokens, BM)
-                store_tile(totals, lines.index(SIDE), given, first, token, column * BM - token, INT4, BIAS, RESIDUAL,
-                           BM, PIECES, CHUNK)  # fmt: skip
+                store_tile(totals, scale, lines.index(SIDE), given, first, token, column * BM - token, INT4, BIAS,
+                           RESIDUAL, BM, PIECES, CHUNK)  # fmt: skip
 
     @gluon.jit(do_not_specialize=["tokens", "whole", "late", "share", "takers", "tiles", "across"])
     def _warp_specialised(
         x, further, weight, scales, bias, residual, out, partial, counters, outputs, tokens, whole, late, share, takers,
         pairs, tiles, across, scale_stride, out_stride, residual_stride,
-        INT4: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
-        UNROLL: gl.constexpr, CHUNK: gl.constexpr, ALTERNATE: gl.constexpr,
+        INT4: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, BM: gl.constexpr, BLOCKS: gl.constexpr,
+        HALVES: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr, CHUNK: gl.constexpr, ALTERNATE: gl.constexpr,
     ):  # fmt: skip
         gdc_launch_dependents()
         PIECES: gl.constexpr = 1 if BM == piece_of(BM, 0) else 2
@@ -172,17 +182,18 @@ if gluon is not None:
         x_tiles = ()
         for piece in gl.static_range(PIECES):
             x_tiles = x_tiles + (gl.allocate_shared_memory(
-                x.dtype, [STAGES * (2 if INT4 else 1), piece_of(BM, piece), 64], inputs[piece].layout),)  # fmt: skip
-        codes = gl.allocate_shared_memory(weight.dtype, [STAGES, 128, 64], weight.layout)
+                x.dtype, [STAGES * HALVES, piece_of(BM, piece), 64], inputs[piece].layout),)  # fmt: skip
+        codes = gl.allocate_shared_memory(weight.dtype, [STAGES * BLOCKS, 128, 64], gl.NVMMASharedLayout(64, 8, 2))
         lines = gl.allocate_shared_memory(gl.bfloat16, [2, CHUNK, 64], gl.NVMMASharedLayout(128, 16, 2))
-        ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        ready = gl.allocate_shared_memory(gl.int64, [STAGES + HALVES, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         begun = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         if ALTERNATE:
             for side in gl.static_range(2):
                 mbarrier.init(begun.index(side), count=1)
-        for place in gl.static_range(STAGES):
+        for place in gl.static_range(STAGES + HALVES):
             mbarrier.init(ready.index(place), count=1)
+        for place in gl.static_range(STAGES):
             mbarrier.init(empty.index(place), count=2)
         memory = (x_tiles, codes, ready, empty, begun)
         work = (whole, late, share, takers, pairs, tiles, across)
@@ -190,11 +201,11 @@ if gluon is not None:
                  residual_stride)  # fmt: skip
         gl.warp_specialize(
             [
-                (_multiply, (memory, lines, given, work, 0, INT4, BIAS, RESIDUAL, BM, PIECES, STAGES, UNROLL, CHUNK,
-                             ALTERNATE)),
-                (_multiply, (memory, lines, given, work, 1, INT4, BIAS, RESIDUAL, BM, PIECES, STAGES, UNROLL, CHUNK,
-                             ALTERNATE)),
-                (_load, (memory, inputs, weight, work, tokens, INT4, BM, PIECES, STAGES)),
+                (_multiply, (memory, lines, given, work, 0, INT4, BIAS, RESIDUAL, BM, PIECES, HALVES, STAGES, UNROLL,
+                             CHUNK, ALTERNATE)),
+                (_multiply, (memory, lines, given, work, 1, INT4, BIAS, RESIDUAL, BM, PIECES, HALVES, STAGES, UNROLL,
+                             CHUNK, ALTERNATE)),
+                (_load, (memory, inputs, weight, work, tokens, BM, PIECES, BLOCKS, HALVES, STAGES)),
             ],
             [4, 1],
             [232, 40],
@@ -221,17 +232,19 @@ def warp_specialised(
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     rows = fused.normalised(x)
     int4 = weight.kind == "int4"
+    halves = 2 if int4 or bm <= _WIDE else 1
+    blocks = 1 if int4 else halves
     # Outputs of `chunk` tokens at a time are transposed; three stages of 256 tokens with int4 leave room for 32.
     chunk = 32 if int4 and bm == 256 else 64
     room = _SHARED_BYTES - 2 * OUTPUTS * chunk
-    stages = min(room // (OUTPUTS * _BYTES + bm * (256 if int4 else 128)), _MOST_STAGES)
+    stages = min(room // (OUTPUTS * _BYTES * blocks + bm * 128 * halves), _MOST_STAGES)
     _warp_specialised[(min(max(work.whole, work.takers), processors),)](
-        _described(rows, [first, 64]), _described(rows, [rest or first, 64]), _described(data, [OUTPUTS, _BYTES]),
-        scales, x if bias is None else bias, x if residual is None else residual, out, partial, counters, len(data),
-        len(x), work.whole, work.late, work.share, work.takers, pairs, work.tiles, work.across, scales.stride(0),
+        _described_tokens(rows, first), _described_tokens(rows, rest or first), _described_codes(data, blocks), scales,
+        x if bias is None else bias, x if residual is None else residual, out, partial, counters, len(data), len(x),
+        work.whole, work.late, work.share, work.takers, pairs, work.tiles, work.across, scales.stride(0),
         out.stride(0), 0 if residual is None else residual.stride(0),
-        INT4=int4, BIAS=bias is not None, RESIDUAL=residual is not None, BM=bm, STAGES=stages,
-        UNROLL=(1 if pairs % UNROLLED else UNROLLED) * (1 if int4 else 2), CHUNK=chunk,
+        INT4=int4, BIAS=bias is not None, RESIDUAL=residual is not None, BM=bm, BLOCKS=blocks, HALVES=halves,
+        STAGES=stages, UNROLL=(1 if pairs % UNROLLED else UNROLLED) * (2 // halves), CHUNK=chunk,
         ALTERNATE=bm in _ALTERNATING, num_warps=4, maxnreg=168, **launch_options(True),
     )  # fmt: skip
     return out
@@ -246,7 +259,13 @@ def fits_warp_specialised(x: Tensor, weight: QuantisedWeight, residual: Tensor |
     return all(one.dtype == torch.bfloat16 for one in tokens + scaled) and all(map(is_aligned, [*tokens, weight.data]))
 
 
-def _described(tensor: Tensor, box: list[int]) -> TensorDescriptor:
-    kinds = {torch.bfloat16: gl.bfloat16, torch.int8: gl.int8, torch.uint8: gl.uint8}
-    layout = gl.NVMMASharedLayout.get_default_for(box, kinds[tensor.dtype])
-    return TensorDescriptor.from_tensor(tensor, box, layout)
+def _described_tokens(rows: Tensor, count: int) -> TensorDescriptor:
+    """Return the descriptor of 64 columns of `count` tokens."""
+    layout = gl.NVMMASharedLayout.get_default_for([count, 64], gl.bfloat16)
+    return TensorDescriptor.from_tensor(rows, [count, 64], layout)
+
+
+def _described_codes(data: Tensor, blocks: int) -> TensorDescriptor:
+    """Return the descriptor of blocks of codes of a tile: [blocks, outputs, bytes]."""
+    whole = data.view(len(data), -1, _BYTES).permute(1, 0, 2)
+    return TensorDescriptor.from_tensor(whole, [blocks, OUTPUTS, _BYTES], gl.NVMMASharedLayout(64, 8, 3))
