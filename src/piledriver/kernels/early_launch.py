@@ -3,8 +3,8 @@
 """Programmatic dependent launch: a kernel starts while its predecessor ends, and waits before it reads its results.
 
 A chain of small kernels hides launches and first loads of weights this way. Every kernel of a chain signals its
-dependents when it starts (`gdc_launch_dependents`) and waits (`gdc_wait`) before it reads what another kernel of the
-chain wrote and before it writes anything. A kernel that has waited may rely on all kernels before it.
+dependents (`gdc_launch_dependents`), most when they start, and waits (`gdc_wait`) before it reads what another kernel
+of the chain wrote and before it writes anything. A kernel that has waited may rely on all kernels before it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
 # mypy: disable-error-code="misc,name-defined,assignment"
 # ruff: noqa: N803, N806, RUF005
-"""Linear layers of 2 to 16 rows with small int4 weights: a program is on a processor before the kernel before it ends.
+"""Linear layers of 2 to 16 rows with small int4 weights: codes are loaded while the kernel before computes.
 
-Two programs fit on a processor: one of this kernel and one of the kernel before or after. As many as processors take up
-to a few tiles of 16 outputs each, and their eight warps divide the columns. All tiles of codes have room in shared
-memory. The first are loaded while the kernel before computes, the others after the input has been asked for. Only then
-is the next kernel let in: its codes would delay this kernel's input, and a kernel ends only when what the next one has
-begun to load is there.
+Two programs fit on a processor: one of this kernel, and one of the kernel before or after. As many programs as
+processors take up to four tiles of 16 outputs each (`row_products`), and their eight warps divide the columns. All
+tiles of codes have room in shared memory. The first two are loaded before the input, the others after it has been asked
+for. Only then may the next kernel start: earlier, its codes would delay this kernel's input; later, they would not be
+there in time.
 
 Warps do not wait for each other until all tiles are multiplied. Then the sums of the warps, which are in shared memory,
 are added up. Their order depends on the weight and on whether there are more than 8 rows.
