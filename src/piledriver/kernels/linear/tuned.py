@@ -26,8 +26,8 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
     """Return `kernel` and its tile: those of the next larger measured product.
 
     A kernel is rows, pipelined_rows, streamed_rows, tiles, mixed, warp_specialised (if `specialised`: it can run) or
-    dequantised. With pipelined_rows and streamed_rows comes the tile of tiles, for what these kernels do not take.
-    `resident_rows`, which is faster than all of these, is not in the table: it takes what fits it.
+    dequantised. With pipelined_rows, streamed_rows and some of warp_specialised comes the tile of tiles, for what these
+    kernels do not take. `resident_rows` is not in the table: it is faster than all of these, and takes what fits it.
 
     >>> import torch
     >>> weight = QuantisedWeight("int8", torch.zeros(8, 4096, dtype=torch.int8), torch.ones(8, 1))

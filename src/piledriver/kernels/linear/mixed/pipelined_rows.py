@@ -163,6 +163,7 @@ if gluon is not None:
         for place in gl.static_range(STAGES):
             mbarrier.init(empty.index(place), count=2)
         mbarrier.init(summed, count=2)
+        # All programs have `each` tiles, the first `more` of them another: a division here would delay the input.
         turns = (each + (gl.program_id(0) < more).to(gl.int32)) * (2 if GATE > 0 else 1)
         gl.warp_specialize(
             [
