@@ -1,7 +1,8 @@
 """The kernel and tile of products with int8 and int4 weights, by shape and number of tokens.
 
-`tuned.json` holds what `benchmarks/linear.py --sweep --choose` found fastest on one H200. Deterministic mode does not
-read it: there the division of the columns must depend on the weight alone.
+`tuned.json` holds what `benchmarks/linear.py --sweep --choose` found fastest on one H200; since then some kernels of
+int8 were replaced by hand, after measurements of those alone. Deterministic mode does not read it: there the division
+of the columns must depend on the weight alone.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ def tuned_kernel(weight: QuantisedWeight, tokens: int, *, specialised: bool = Tr
     if tile["kernel"] == "warp_specialised":
         if specialised:
             return {"kernel": "warp_specialised"}
-        width = 32 if tokens <= 32 else 64 if tokens <= 64 else TILED["bm"]
-        other = {**TILED, "bm": width} if tokens <= _MOST_TILED else MANY
-        tile = {**tile, "kernel": "tiles"} if "bn" in tile else other
+        if "bn" in tile:
+            tile = {**tile, "kernel": "tiles"}
+        else:
+            width = 32 if tokens <= 32 else 64 if tokens <= 64 else TILED["bm"]
+            tile = {**TILED, "bm": width} if tokens <= _MOST_TILED else MANY
     if "bn" not in tile:
         return tile
     tiles = -(-weight.shape[0] // tile["bn"]) * -(-tokens // tile["bm"])

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found,import-untyped"
-"""What the Gluon kernels for Hopper share: whether they can run, and names that differ between versions of Triton."""
+"""What the Gluon kernels for Hopper share: whether they can run, blocks that tensor copies load, names of Triton's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from piledriver.kernels.early_launch import processor_count, starts_early
 try:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 except ImportError:
     gl = None
 
@@ -34,3 +35,14 @@ def hopper_processors(device: torch.device) -> int:
 def is_aligned(x: Tensor) -> bool:
     """Return whether tensor descriptors take a matrix: rows without gaps that begin at multiples of 16 bytes."""
     return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+
+
+def described_blocks(tensor: Tensor, box: list[int]) -> TensorDescriptor:
+    """Return a descriptor of [columns / 64, rows, 64], of which a load takes `box`: several blocks of 64 columns."""
+    blocks = tensor.view(len(tensor), -1, 64).permute(1, 0, 2)
+    return TensorDescriptor.from_tensor(blocks, [*box, 64], layout_of_blocks(tensor, 3))
+
+
+def layout_of_blocks(tensor: Tensor, rank: int) -> gl.NVMMASharedLayout:
+    """Return the layout of rows of 64 elements in shared memory, of which each is a line of the swizzle."""
+    return gl.NVMMASharedLayout(64 * tensor.element_size(), 8 * tensor.element_size(), rank)

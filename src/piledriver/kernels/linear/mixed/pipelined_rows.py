@@ -19,8 +19,8 @@ from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
-from piledriver.kernels.linear.mixed.hopper import hopper_processors
-from piledriver.kernels.linear.mixed.row_products import BYTES, MOST_ROWS, OUTPUTS, WARPS, described_codes, fits_rows
+from piledriver.kernels.linear.mixed.hopper import described_blocks, hopper_processors
+from piledriver.kernels.linear.mixed.row_products import BYTES, MOST_ROWS, OUTPUTS, WARPS, fits_rows
 from piledriver.kernels.linear.weights import QuantisedWeight
 
 try:
@@ -181,15 +181,15 @@ def pipelined_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ON
     _, _, bias, gate_block, residual = fused
     data, scales, words = weight.data, weight.scales, fused.normalised(x).view(torch.int32)
     outputs = len(data) // 2 if gate_block else len(data)
-    tiles = -(-outputs // OUTPUTS)
+    tiles, chunks = -(-outputs // OUTPUTS), data.shape[1] // BYTES
     programs = min(tiles, hopper_processors(x.device))
     out = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
     _pipelined_rows[(programs,)](
-        words, described_codes(weight), scales, x if bias is None else bias, x if residual is None else residual, out,
-        outputs, len(x), tiles // programs, tiles % programs, words.stride(0), scales.stride(0), out.stride(0),
-        0 if residual is None else residual.stride(0),
+        words, described_blocks(data, [chunks, OUTPUTS]), scales, x if bias is None else bias,
+        x if residual is None else residual, out, outputs, len(x), tiles // programs, tiles % programs, words.stride(0),
+        scales.stride(0), out.stride(0), 0 if residual is None else residual.stride(0),
         GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None, ROWS=8 if len(x) <= 8 else MOST_ROWS,
-        CHUNKS=data.shape[1] // (WARPS * BYTES), STAGES=_STAGES, SLOTS=_SLOTS, num_warps=4, maxnreg=168,
+        CHUNKS=chunks // WARPS, STAGES=_STAGES, SLOTS=_SLOTS, num_warps=4, maxnreg=168,
         **launch_options(True),
     )  # fmt: skip
     return out

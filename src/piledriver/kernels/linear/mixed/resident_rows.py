@@ -6,8 +6,8 @@
 Two programs fit on a processor: one of this kernel, and one of the kernel before or after. As many programs as
 processors take up to four tiles of 16 outputs each (`row_products`), and their eight warps divide the columns. All
 tiles of codes have room in shared memory. The first two are loaded before the input, the others after it has been asked
-for. Only then may the next kernel start: earlier, its codes would delay this kernel's input; later, they would not be
-there in time.
+for. Only then may the next kernel start. Earlier, its codes delay this kernel's input; after the input has arrived was
+slower too (H200).
 
 Warps do not wait for each other until all tiles are multiplied. Then the sums of the warps, which are in shared memory,
 are added up. Their order depends on the weight and on whether there are more than 8 rows.
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
-from piledriver.kernels.linear.mixed.hopper import hopper_processors
-from piledriver.kernels.linear.mixed.row_products import BYTES, MOST_ROWS, OUTPUTS, WARPS, described_codes, fits_rows
+from piledriver.kernels.linear.mixed.hopper import described_blocks, hopper_processors
+from piledriver.kernels.linear.mixed.row_products import BYTES, MOST_ROWS, OUTPUTS, WARPS, fits_rows
 from piledriver.kernels.linear.weights import QuantisedWeight
 
 try:
@@ -100,15 +100,15 @@ def resident_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONL
     """Return the linear layer of [rows, columns] with an int4 weight, without a gate."""
     _, _, bias, _, residual = fused
     data, scales, words = weight.data, weight.scales, fused.normalised(x).view(torch.int32)
-    tiles, programs = -(-len(data) // OUTPUTS), hopper_processors(x.device)
+    tiles, chunks, programs = -(-len(data) // OUTPUTS), data.shape[1] // BYTES, hopper_processors(x.device)
     each = -(-tiles // programs)
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     _resident_rows[(min(tiles, programs),)](
-        words, described_codes(weight), scales, x if bias is None else bias, x if residual is None else residual, out,
-        len(data), len(x), words.stride(0), scales.stride(0), out.stride(0),
+        words, described_blocks(data, [chunks, OUTPUTS]), scales, x if bias is None else bias,
+        x if residual is None else residual, out, len(data), len(x), words.stride(0), scales.stride(0), out.stride(0),
         0 if residual is None else residual.stride(0),
         BIAS=bias is not None, RESIDUAL=residual is not None, ROWS=8 if len(x) <= 8 else MOST_ROWS,
-        CHUNKS=data.shape[1] // (WARPS * BYTES), TILES=each, EARLY=min(each, _EARLY), num_warps=WARPS,
+        CHUNKS=chunks // WARPS, TILES=each, EARLY=min(each, _EARLY), num_warps=WARPS,
         maxnreg=_REGISTERS, **launch_options(True),
     )  # fmt: skip
     return out

@@ -21,7 +21,6 @@ try:
     import triton
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 except ImportError:
     gluon = None
 
@@ -154,12 +153,6 @@ if gluon is not None:
             return gl.reshape(gl.permute(total, [0, 1, 3, 5, 4, 2]), [COUNT, 16, 16])
         else:
             return gl.reshape(gl.permute(gl.sum(total, axis=1), [0, 2, 4, 3, 1]), [COUNT, 8, 16])
-
-
-def described_codes(weight: QuantisedWeight) -> TensorDescriptor:
-    """Return the descriptor of a tile of codes: [chunks, outputs, bytes]."""
-    blocks = weight.data.view(len(weight.data), -1, BYTES).permute(1, 0, 2)
-    return TensorDescriptor.from_tensor(blocks, [blocks.shape[0], OUTPUTS, BYTES], gl.NVMMASharedLayout(64, 8, 3))
 
 
 def fits_rows(x: Tensor, weight: QuantisedWeight) -> bool:

@@ -8,8 +8,9 @@ instructions take 64 outputs of it from registers, where codes become bf16, and 
 is converted while the one before is multiplied. Two groups with 64 outputs each may alternate, as in the ping-pong
 schedule of FlashAttention-3: one begins the products of a stage only after the other has.
 
-A barrier tells that a stage is there. The very first has further ones, for its codes and for its first half of the
-tokens, so that work on those begins before the rest is there.
+A barrier of `ready` tells that a stage is there, one for each place. The very first stage has further ones, so that
+work on its parts begins before all are there: barrier `STAGES` is that of its codes, `STAGES` + 1 of the first of two
+halves of its tokens.
 """
 
 from __future__ import annotations

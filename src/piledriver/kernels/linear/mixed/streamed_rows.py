@@ -17,7 +17,7 @@ from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
-from piledriver.kernels.linear.mixed.hopper import hopper_processors, is_aligned
+from piledriver.kernels.linear.mixed.hopper import described_blocks, hopper_processors, is_aligned, layout_of_blocks
 from piledriver.kernels.linear.weights import QuantisedWeight
 
 try:
@@ -25,7 +25,6 @@ try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 except ImportError:
     gluon = None
 
@@ -178,12 +177,12 @@ def streamed_rows(x: Tensor, weight: QuantisedWeight, fused: Fused = PRODUCT_ONL
     tiles, chunks = -(-len(data) // _OUTPUTS), x.shape[1] // 64
     out = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
     _streamed_rows[(min(tiles, hopper_processors(x.device)),)](
-        _described(tokens, [chunks // _PARTS, _ROWS]), _described(data, [_GROUPS, _OUTPUTS]), scales,
+        described_blocks(tokens, [chunks // _PARTS, _ROWS]), described_blocks(data, [_GROUPS, _OUTPUTS]), scales,
         x if bias is None else bias, x if residual is None else residual, out, outputs, len(x), tiles,
         scales.stride(0), out.stride(0), 0 if residual is None else residual.stride(0),
         GATE=gate_block > 0, BIAS=bias is not None, RESIDUAL=residual is not None,
         GROUPS=_GROUPS, STAGES=_STAGES, AHEAD=_AHEAD, TURNS=data.shape[1] // (_COLUMNS * _GROUPS), PARTS=_PARTS,
-        X=_layout(tokens, 2), CODES=_layout(data, 2), num_warps=4, maxnreg=96, **launch_options(True),
+        X=layout_of_blocks(tokens, 2), CODES=layout_of_blocks(data, 2), num_warps=4, maxnreg=96, **launch_options(True),
     )  # fmt: skip
     return out
 
@@ -204,14 +203,3 @@ def fits_streamed_rows(x: Tensor, weight: QuantisedWeight, gate_block: int) -> b
         and is_aligned(x)
         and is_aligned(weight.data)
     )
-
-
-def _described(tensor: Tensor, box: list[int]) -> TensorDescriptor:
-    """Return a descriptor of [columns / 64, rows, 64]: one load takes several blocks of 64 columns."""
-    blocks = tensor.unflatten(1, (-1, 64)).permute(1, 0, 2)  # type: ignore[no-untyped-call]
-    return TensorDescriptor.from_tensor(blocks, [*box, 64], _layout(tensor, 3))
-
-
-def _layout(tensor: Tensor, rank: int) -> gl.NVMMASharedLayout:
-    """Return the layout of rows of 64 elements in shared memory, of which each is a line of the swizzle."""
-    return gl.NVMMASharedLayout(64 * tensor.element_size(), 8 * tensor.element_size(), rank)

@@ -20,7 +20,7 @@ from torch import Tensor
 from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.mixed.division import OUTPUTS, UNROLLED, divide, pieces, tokens_of_tile
-from piledriver.kernels.linear.mixed.hopper import hopper_processors, is_aligned
+from piledriver.kernels.linear.mixed.hopper import described_blocks, hopper_processors, is_aligned
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
 
@@ -239,10 +239,11 @@ def warp_specialised(
     room = _SHARED_BYTES - 2 * OUTPUTS * chunk
     stages = min(room // (OUTPUTS * _BYTES * blocks + bm * 128 * halves), _MOST_STAGES)
     _warp_specialised[(min(max(work.whole, work.takers), processors),)](
-        _described_tokens(rows, first), _described_tokens(rows, rest or first), _described_codes(data, blocks), scales,
-        x if bias is None else bias, x if residual is None else residual, out, partial, counters, len(data), len(x),
-        work.whole, work.late, work.share, work.takers, pairs, work.tiles, work.across, scales.stride(0),
-        out.stride(0), 0 if residual is None else residual.stride(0),
+        _described_tokens(rows, first), _described_tokens(rows, rest or first),
+        described_blocks(data, [blocks, OUTPUTS]), scales, x if bias is None else bias,
+        x if residual is None else residual, out, partial, counters, len(data), len(x), work.whole, work.late,
+        work.share, work.takers, pairs, work.tiles, work.across, scales.stride(0), out.stride(0),
+        0 if residual is None else residual.stride(0),
         INT4=int4, BIAS=bias is not None, RESIDUAL=residual is not None, BM=bm, BLOCKS=blocks, HALVES=halves,
         STAGES=stages, UNROLL=(1 if pairs % UNROLLED else UNROLLED) * (2 // halves), CHUNK=chunk,
         ALTERNATE=bm in _ALTERNATING, num_warps=4, maxnreg=168, **launch_options(True),
@@ -263,9 +264,3 @@ def _described_tokens(rows: Tensor, count: int) -> TensorDescriptor:
     """Return the descriptor of 64 columns of `count` tokens."""
     layout = gl.NVMMASharedLayout.get_default_for([count, 64], gl.bfloat16)
     return TensorDescriptor.from_tensor(rows, [count, 64], layout)
-
-
-def _described_codes(data: Tensor, blocks: int) -> TensorDescriptor:
-    """Return the descriptor of blocks of codes of a tile: [blocks, outputs, bytes]."""
-    whole = data.view(len(data), -1, _BYTES).permute(1, 0, 2)
-    return TensorDescriptor.from_tensor(whole, [blocks, OUTPUTS, _BYTES], gl.NVMMASharedLayout(64, 8, 3))
