@@ -1,8 +1,8 @@
 """The kernel and tile of products with int8 and int4 weights, by shape and number of tokens.
 
-`tuned.json` holds what `benchmarks/linear.py --sweep --choose` found fastest on one H200; since then some kernels of
-int8 were replaced by hand, after measurements of those alone. Deterministic mode does not read it: there the division
-of the columns must depend on the weight alone.
+`tuned.json` holds what `benchmarks/linear.py --sweep --choose` found fastest on one H200; since then some
+entries of int8 were edited after measurements of those entries alone. Deterministic mode does not read it: there the
+division of the columns must depend on the weight alone.
 """
 
 from __future__ import annotations
