@@ -1,5 +1,8 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
-"""Memory that kernels of one device share between calls: partial sums and arrival counters."""
+"""Memory that kernels of one device share between calls: partial sums and arrival counters.
+
+So two CUDA streams must not run such kernels at the same time.
+"""
 
 from __future__ import annotations
 
