@@ -366,6 +366,15 @@ def quantise_rows(bench: Bench, model: Transformer) -> None:
     bench.attempt("w8a8 smoothquant", lambda: compress.quantise(model, "w8a8", method="smoothquant", **bench.data))
 
 
+def vocabulary_rows(bench: Bench, model: Transformer) -> None:
+    """The tied embedding and output projection in 8 bits: alone, and beside int4 blocks."""
+    for kind in ("int8", "fp8"):
+        bench.attempt(f"head {kind}", lambda k=kind: compress.quantise(model, "w8a16", skip=["*"], head=k))  # type: ignore[misc]
+    gptq = functools.partial(compress.quantise, model, "w4a16-g128", method="gptq", **bench.data)
+    bench.attempt(GPTQ, gptq)
+    bench.attempt(f"{GPTQ}, head int8", lambda: gptq(head="int8"))
+
+
 def cache_rows(bench: Bench, _: Transformer) -> None:
     """The KV cache in 8 bits: the first tokens of every document, in chunks that read the earlier ones from it."""
     length, ids = bench.shape.max_positions - 2, []
@@ -406,6 +415,7 @@ PARTS: dict[str, Callable[[Bench, Transformer], None]] = {
     "4:8": functools.partial(pattern_rows, pattern="4:8"),
     "sparse": sparse_rows,
     "quantise": quantise_rows,
+    "vocabulary": vocabulary_rows,
     "cache": cache_rows,
 }
 
@@ -420,7 +430,7 @@ def all_rows(bench: Bench) -> None:
 
 
 def summary_of(bench: Bench) -> dict[str, Any]:
-    """Return what the issue asks for."""
+    """Return the figures of all rows, and the ratios of their losses."""
     rows = bench.rows
     return {
         "row": "compress",

@@ -17,6 +17,7 @@ from piledriver import compress
 from piledriver.core.errors import CorruptFileError, PiledriverError
 from piledriver.kernels.linear import quantise_weight, weight_codes
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.interchange import InterchangeError, load_folder, load_weights, save_folder
 from piledriver.models.interchange.quantised_layers import pack_words, unpack_words
 from piledriver.models.quantised import QuantisedLinear
@@ -60,15 +61,61 @@ def test_a_folder_reads_back_to_the_same_bits_and_transformers_opens_it(
     load_weights(dense, tmp_path)
     if "w8a8" not in scheme:
         torch.testing.assert_close(dense(TOKENS), small(TOKENS), rtol=1e-4, atol=1e-4)
+    # Their int8 inputs span 127.5 steps, ours 127: inputs round to other codes.
+    assert_transformers_agrees(tmp_path, small, tolerance=3e-2 if scheme == "w8a8" else 1e-2)
+
+
+def assert_transformers_agrees(folder: Path, model: Transformer, *, tolerance: float) -> None:
+    """Compare logits of the folder, opened by transformers, with the model's."""
     pytest.importorskip("compressed_tensors")
     transformers = pytest.importorskip("transformers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         logits = theirs(TOKENS).logits.detach()
-    # Their int8 inputs span 127.5 steps, ours 127: inputs round to other codes.
-    tolerance = 3e-2 if scheme == "w8a8" else 1e-2
-    torch.testing.assert_close(logits, small(TOKENS), rtol=1e-2, atol=tolerance * float(logits.abs().max()))
+    torch.testing.assert_close(logits, model(TOKENS), rtol=tolerance, atol=tolerance * float(logits.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("tied", "scheme", "ends"),
+    [
+        (True, "w4a16-g32", {"head": "int8"}),
+        (True, "w8a16-fp8", {"embedding": "fp8"}),
+        (False, "w4a16-g32", {"head": "int8", "embedding": "int8"}),
+        (False, "w8a8", {"head": "int8", "embedding": "fp8"}),
+        (False, "w8a16", {"head": "fp8"}),
+        (False, None, {"embedding": "int8"}),
+    ],
+)
+def test_embedding_and_head_are_stored_in_8_bits(
+    tied: bool, scheme: str | None, ends: dict[str, Any], tmp_path: Path
+) -> None:
+    model = Transformer(dataclasses.replace(SHAPE, tied=tied)).requires_grad_(False)
+    skip = ["*"] if scheme is None else []
+    small = compress.quantise(model, scheme or "w8a16", method="gptq", data=TOKENS, skip=skip, **ends)
+    save_folder(small, tmp_path)
+    back = load_folder(tmp_path)
+    assert all(torch.equal(value, back.state_dict()[key]) for key, value in small.state_dict().items())
+    kept = {name: isinstance(getattr(back, name), QuantisedCodes) for name in ("embedding", "head")}
+    assert kept == {"embedding": tied or "embedding" in ends, "head": not tied and "head" in ends}
+    logits = back(TOKENS).detach()
+    assert torch.equal(logits, small(TOKENS))
+    table = sum(tensor.nbytes for name, tensor in safetensors_torch.load_file(tmp_path / "model.safetensors").items()
+                if not name.startswith("model.layers"))  # fmt: skip
+    elements = SHAPE.vocab_size * SHAPE.dim
+    quantised = sum(kept.values())
+    assert table < elements * (quantised + 4 * (2 - tied - quantised)) + 16 * SHAPE.vocab_size + 4 * SHAPE.dim + 64
+    # The loss reads the weight that the codes stand for.
+    losses = back(TOKENS[:, :-1], TOKENS[:, 1:], reduction="none")
+    expected = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten(), reduction="none"
+    )
+    torch.testing.assert_close(losses.flatten(), expected, rtol=1e-4, atol=1e-4)
+    assert set(small.compression[-1]["relative_error"]) >= set(ends)
+    half = load_folder(tmp_path, dtype=torch.bfloat16).requires_grad_(False)
+    assert half(TOKENS).dtype == torch.bfloat16
+    assert float((half(TOKENS).float() - logits).norm() / logits.norm()) < 0.03
+    assert_transformers_agrees(tmp_path, small, tolerance=3e-2 if scheme == "w8a8" else 1e-3)
 
 
 def rewrite(folder: Path, settings: dict[str, Any], encode: Any) -> dict[str, Tensor]:

@@ -78,13 +78,23 @@ def test_the_report_has_size_bits_speed_errors_and_reasons(place: Path, capsys: 
     assert "blocks.1.attention.qkv" in text
 
 
-@pytest.mark.parametrize(("scheme", "head"), [("w4a16-g32", None), ("w8a16", None)])
-def test_the_plan_predicts_the_bytes_of_the_files(place: Path, scheme: str, head: Any) -> None:
-    plan = compress.plan(str(place / "dense"), scheme, head=head, hardware="1xh100-80g")
-    small = compress.quantise(load_folder(place / "dense", dtype=torch.bfloat16), scheme)
-    save_folder(small, place / scheme)
-    written = (place / scheme / "model.safetensors").stat().st_size
-    header = int.from_bytes((place / scheme / "model.safetensors").read_bytes()[:8], "little") + 8
+@pytest.mark.parametrize(
+    ("tied", "scheme", "ends"),
+    [
+        (True, "w4a16-g32", {}),
+        (True, "w8a16", {"embedding": "fp8"}),
+        (False, "w4a16-g32", {"head": "int8"}),
+        (False, "w8a16", {"head": "int8", "embedding": "fp8"}),
+    ],
+)
+def test_the_plan_predicts_the_bytes_of_the_files(
+    tied: bool, scheme: str, ends: dict[str, Any], tmp_path: Path
+) -> None:
+    model = Transformer(replace(SHAPE, tied=tied, dim=128, mlp_dim=256)).to(torch.bfloat16)
+    plan = compress.plan(model, scheme, hardware="1xh100-80g", **ends)
+    save_folder(compress.quantise(model, scheme, **ends), tmp_path)
+    written = (tmp_path / "model.safetensors").stat().st_size
+    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little") + 8
     assert plan.after.weight_bytes == pytest.approx(written - header, rel=0.03)
     assert plan.before.weight_bytes == pytest.approx(2 * plan.before.parameters, rel=1e-3)
 

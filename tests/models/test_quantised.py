@@ -9,7 +9,8 @@ import torch
 
 from piledriver.kernels.linear import WeightKind
 from piledriver.models import ModelConfig, Transformer
-from piledriver.models.quantised import QuantisedLinear, QuantisedProjection, quantise_linears
+from piledriver.models.codes import QuantisedCodes
+from piledriver.models.quantised import QuantisedLinear, quantise_linears
 
 
 @pytest.mark.parametrize(("kind", "most"), [("int8", 0.02), ("fp8", 0.06), ("int4", 0.25)])
@@ -38,17 +39,22 @@ def test_a_cast_leaves_quantised_values_alone() -> None:
     assert layer(torch.randn(2, 128, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def test_a_quantised_head_follows_the_model_and_is_no_part_of_its_state() -> None:
-    config = ModelConfig(vocab_size=61, dim=128, layers=1, heads=4, mlp_dim=256, max_positions=64)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_quantised_head_takes_the_place_of_the_weight(tied: bool) -> None:
+    config = ModelConfig(vocab_size=61, dim=128, layers=1, heads=4, mlp_dim=256, max_positions=64, tied=tied)
     model = Transformer(config).requires_grad_(False)
-    names = set(model.state_dict())
+    tokens = torch.arange(20)[None]
+    before, table = model(tokens), model.output_weight()
     quantise_linears(model, "int8", head="int8")
-    assert not {name for name in model.state_dict() if name.startswith("project")}
-    assert "embedding.weight" in names & set(model.state_dict())
-    head = model.project
-    assert isinstance(head, QuantisedProjection)
+    layer = model.output_layer()
+    assert isinstance(layer, QuantisedCodes)
+    assert isinstance(model.embedding, QuantisedCodes) == tied
+    torch.testing.assert_close(model.output_weight(), table, rtol=0, atol=float(table.abs().max()) / 250)
+    assert float((model(tokens) - before).norm() / before.norm()) < 0.02
     model.to(torch.bfloat16)
-    assert (head.weight.dtype, head.scales.dtype) == (torch.int8, torch.float32)
+    # An embedding gives its output in the dtype of its scales; a linear layer, in that of its input.
+    assert (layer.weight.dtype, layer.scales.dtype) == (torch.int8, torch.bfloat16 if tied else torch.float32)
+    assert model(tokens).dtype == torch.bfloat16
     model.to("meta")
-    assert head.weight.is_meta
-    assert head.scales.is_meta
+    assert layer.weight.is_meta
+    assert layer.scales.is_meta

@@ -184,7 +184,7 @@ class BlockWalk:
             )
 
     def _enter(self, model: Transformer, tokens: Tensor, document_ids: Tensor | None) -> None:
-        place = model.output_weight().device
+        place = model.device
         masks = make_masks(model.config, tokens.shape[1], place, document_ids, kernel=model.attention_kernel)
         real = model.blocks
         recorders = {name: _Recorder(block) for name, block in real.items()}

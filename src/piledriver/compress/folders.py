@@ -30,6 +30,8 @@ from piledriver.models.interchange import (
     write_config,
 )
 
+VocabularyKind = Literal["int8", "fp8"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompressConfig:
@@ -75,8 +77,10 @@ class QuantiseConfig(CompressConfig):
     """Round to nearest (rtn), or calibrate (gptq, awq, smoothquant)."""
     keep_sensitive: int = 0
     """Layers with the largest error that stay as they are."""
-    head: bool = False
-    """Round the output projection to int8 too."""
+    head: VocabularyKind | None = None
+    """Round the output projection too, and with it a tied embedding: int8 or fp8."""
+    embedding: VocabularyKind | None = None
+    """Round the embedding too, and with it a tied output projection: int8 or fp8."""
     activation_order: bool = True
     """gptq: round the columns with the largest inputs first."""
     static_groups: bool = True
@@ -153,8 +157,10 @@ def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
     storage.require_writable(config.out)
     if config.method != "rtn" or config.keep_sensitive:
         _require_data(config, f"method {config.method}" if config.method != "rtn" else "keep_sensitive")
-    if config.for_training and (config.method not in ("gptq", "rtn") or config.head):
-        raise ConfigError("for_training is for method gptq or rtn without head", fix="leave it out, or change method")
+    if config.for_training and (config.method not in ("gptq", "rtn") or config.head or config.embedding):
+        raise ConfigError(
+            "for_training is for method gptq or rtn, without head and embedding", fix="leave it out, or change method"
+        )
     model, device = open_for_blocks(config.model, config.device)
     if not config.for_training:
         _check_family(model, config)
@@ -165,7 +171,8 @@ def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
         data=_calibration(config),
         skip=config.skip,
         keep_sensitive=config.keep_sensitive,
-        head="int8" if config.head else None,
+        head=config.head,
+        embedding=config.embedding,
         activation_order=config.activation_order,
         static_groups=config.static_groups,
         true_sequential=config.true_sequential,

@@ -9,6 +9,7 @@ from typing import Any
 from piledriver.compress.scheme import NAMES, Scheme
 from piledriver.compress.structured.shape import SmallerShape
 from piledriver.core.errors import UsageError
+from piledriver.kernels.linear import WeightKind
 from piledriver.models.config import ModelConfig
 from piledriver.models.model_size import (
     active_parameter_count,
@@ -16,6 +17,7 @@ from piledriver.models.model_size import (
     flops_per_token,
     parameter_count,
 )
+from piledriver.models.quantised import check_vocabulary
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.hardware.parse import parse_hardware
 from piledriver.plan.model_config import config_of
@@ -47,6 +49,7 @@ class CompressionPlan:
     shape: SmallerShape | None
     scheme: str | None
     head: str | None
+    embedding: str | None
     config: ModelConfig
     """Config of the smaller model."""
     before: Footprint
@@ -61,6 +64,7 @@ class CompressionPlan:
             "shape": None if self.shape is None else {k: v for k, v in vars(self.shape).items() if v is not None},
             "scheme": self.scheme,
             "head": self.head,
+            "embedding": self.embedding,
             "before": asdict(self.before),
             "after": asdict(self.after),
         }
@@ -103,7 +107,8 @@ def plan_compression(
     model: Any,
     to: str | SmallerShape,
     *,
-    head: str | None = None,
+    head: WeightKind | None = None,
+    embedding: WeightKind | None = None,
     hardware: str | Cluster = "here",
     length: int = 512,
 ) -> CompressionPlan:
@@ -123,8 +128,7 @@ def plan_compression(
         raise UsageError(f"length is {length}", fix="give 1 or more tokens of context")
     config, name = config_of(model)
     shape, scheme = (to, None) if isinstance(to, SmallerShape) else _parse(to, config)
-    if head not in (None, "int8", "fp8"):
-        raise UsageError(f"head is {head!r}", fix="use int8 or fp8")
+    check_vocabulary(config, head=head, embedding=embedding)
     small = config
     if shape is not None:
         shape.check(config)
@@ -138,9 +142,10 @@ def plan_compression(
         shape=shape,
         scheme=None if scheme is None else scheme.name,
         head=head,
+        embedding=embedding,
         config=small,
-        before=_footprint(config, None, None, cluster, length),
-        after=_footprint(small, scheme, head, cluster, length),
+        before=_footprint(config, None, cluster, length),
+        after=_footprint(small, scheme, cluster, length, head=head, embedding=embedding),
     )
 
 
@@ -199,16 +204,26 @@ def _block_parameters(config: ModelConfig) -> int:
 
 
 def _footprint(
-    config: ModelConfig, scheme: Scheme | None, head: str | None, cluster: Cluster, length: int
+    config: ModelConfig,
+    scheme: Scheme | None,
+    cluster: Cluster,
+    length: int,
+    *,
+    head: str | None = None,
+    embedding: str | None = None,
 ) -> Footprint:
     device = cluster.device
     size = 2.0 if device.kind != "cpu" else 4.0
     blocks = _block_parameters(config)
     table = config.vocab_size * config.dim
-    output = table * (1.0 if head is not None else size)
+    if config.tied:
+        head = embedding = head or embedding
+    quantised = table + 2.0 * config.vocab_size  # a scale for each token
+    output = quantised if head is not None else table * size
+    rows = 0.0 if config.tied else quantised if embedding is not None else table * size
     block_bytes = blocks * (size if scheme is None else scheme.bits_per_weight() / 8)
-    rest = (parameter_count(config) - blocks - table) * size
-    stored = block_bytes + rest + output
+    rest = (parameter_count(config) - blocks - (1 if config.tied else 2) * table) * size
+    stored = block_bytes + rest + output + rows
     cache = cache_bytes_per_token(config, int(size))
     rate = device.bandwidth * device.efficiency["memory"]
     peak = device.peak("bf16" if device.kind != "cpu" else "fp32") * device.efficiency["matmul"]

@@ -20,9 +20,9 @@ from piledriver.core.errors import UsageError
 from piledriver.data import Cursor, TokenStream
 from piledriver.models import Transformer
 from piledriver.models.block import Block
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.feed_forward.moe import MoE
 from piledriver.models.layers import Linear
-from piledriver.models.quantised import QuantisedLinear
 
 PruneMethod = Literal["magnitude", "wanda", "sparsegpt"]
 PRUNE_METHODS: tuple[PruneMethod, ...] = ("magnitude", "wanda", "sparsegpt")
@@ -73,7 +73,7 @@ def prune(
     _check(model, sparsity, method, compare, data, skip)
     calibration = None if data is None else Calibration.of(data, samples=samples, cursor=cursor)
     model = model if in_place else copy.deepcopy(model)
-    place = torch.device(device) if device is not None else model.output_weight().device
+    place = torch.device(device) if device is not None else model.device
     if isinstance(sparsity, SmallerShape):
         assert calibration is not None
         return prune_shape(
@@ -134,7 +134,7 @@ def _check(
         if skip:
             raise UsageError("skip names layers, and a smaller shape changes all of them", fix="leave out skip")
         return
-    if any(isinstance(module, QuantisedLinear) for module in model.modules()):
+    if any(isinstance(module, QuantisedCodes) for module in model.modules()):
         raise UsageError("the model is quantised", fix="prune the dense model first, then quantise")
     pattern, _ = _parse(sparsity)
     if method not in PRUNE_METHODS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,17 @@ from piledriver.data import Cursor, TokenStream
 from piledriver.kernels.linear import QuantisedWeight, WeightKind, dequantise_weight, quantise_weight
 from piledriver.models import Transformer
 from piledriver.models.block import Block
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.feed_forward.moe import Experts, MoE
 from piledriver.models.layers import Linear
-from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear, QuantisedProjection, replace_linear
+from piledriver.models.quantised import (
+    DynamicQuantisedLinear,
+    QuantisedLinear,
+    check_vocabulary,
+    quantise_embedding,
+    quantise_head,
+    replace_layer,
+)
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "smoothquant")
@@ -55,6 +63,7 @@ def quantise(
     skip: Sequence[str] = (),
     keep_sensitive: int = 0,
     head: WeightKind | None = None,
+    embedding: WeightKind | None = None,
     activation_order: bool = True,
     static_groups: bool = True,
     true_sequential: bool = True,
@@ -70,10 +79,10 @@ def quantise(
     `scheme` is one of `compress.scheme.NAMES`. `method` is round-to-nearest, or one that calibrates on `samples`
     windows of `data` (token ids, or a `TokenStream` from `cursor` on): the same data give the same bits. `skip` holds
     patterns of layer names (`blocks.0.*`, `*.mlp.down`) that stay as they are; `keep_sensitive` is a number of layers
-    with the largest relative error that stay too. `head` rounds the output projection to 8 bits (and with it the
-    embedding, where they are tied). `activation_order`, `static_groups`, `true_sequential` and `damping` belong to
-    GPTQ, `smoothing` to SmoothQuant. Blocks are moved to `device` one at a time and back; `batch_tokens` of the samples
-    are computed at a time.
+    with the largest relative error that stay too. `head` and `embedding` round the output projection and the embedding
+    to int8 or fp8, with a scale for each token of the vocabulary; where they are tied, either rounds both.
+    `activation_order`, `static_groups`, `true_sequential` and `damping` belong to GPTQ, `smoothing` to SmoothQuant.
+    Blocks are moved to `device` one at a time and back; `batch_tokens` of the samples are computed at a time.
 
     What was done, with the error of each layer, is appended to `model.compression`.
 
@@ -84,17 +93,18 @@ def quantise(
     torch.Size([1, 3, 32])
     """
     scheme = Scheme.named(scheme) if isinstance(scheme, str) else scheme
-    _check(model, scheme, method, data, keep_sensitive, head)
+    _check(model, scheme, method, data, keep_sensitive)
+    check_vocabulary(model.config, head=head, embedding=embedding)
     calibration = None if data is None else Calibration.of(data, samples=samples, cursor=cursor)
     model = model if in_place else copy.deepcopy(model)
-    place = torch.device(device) if device is not None else model.output_weight().device
+    place = torch.device(device) if device is not None else model.device
     skipped = _skipped(model, scheme, skip)
     if keep_sensitive:
         assert calibration is not None
         errors = sensitivity(model, scheme, calibration, device=place, batch_tokens=batch_tokens)
         worst = sorted((name for name in errors if name not in skipped), key=lambda name: (-errors[name], name))
         skipped |= {name: f"sensitive: relative error {errors[name]:.3g}" for name in worst[:keep_sensitive]}
-    if head is None and not set(_names(model)) - set(skipped):
+    if not (head or embedding or set(_names(model)) - set(skipped)):
         raise UsageError(f"skip {list(skip)} leaves no layer to quantise", fix="skip fewer layers")
     work = _Quantiser(
         scheme,
@@ -108,13 +118,12 @@ def quantise(
         smoothing=smoothing,
         sequential=true_sequential and method == "gptq",
     )
+    ends = _quantise_vocabulary(model, head, embedding)
     walk = None if calibration is None else BlockWalk(model, calibration, device=place, batch_tokens=batch_tokens)
     for name, block in each_block(model, "quantise", show_progress):
         home = next(block.parameters()).device
         work.block(name, block, walk)
         block.to(home)
-    if head is not None:
-        work.layers["head"] = _quantise_head(model, head)
     model.requires_grad_(False)
     model.compression.append(
         {
@@ -122,8 +131,9 @@ def quantise(
             "scheme": scheme.name,
             "method": method,
             "head": head,
+            "embedding": embedding,
             "calibration": None if calibration is None else dict(calibration.origin),
-            "relative_error": work.layers,
+            "relative_error": work.layers | ends,
             "skipped": skipped,
         }
     )
@@ -143,7 +153,7 @@ def sensitivity(
     """Return the relative squared error of each layer's output if it alone is rounded to nearest."""
     scheme = Scheme.named(scheme) if isinstance(scheme, str) else scheme
     calibration = Calibration.of(data, samples=samples)
-    walk = BlockWalk(model, calibration, device=device or model.output_weight().device, batch_tokens=batch_tokens)
+    walk = BlockWalk(model, calibration, device=device or model.device, batch_tokens=batch_tokens)
     errors: dict[str, float] = {}
     for name, block in model.blocks.items():
         home = next(block.parameters()).device
@@ -193,7 +203,7 @@ class _Quantiser:
                 small = self._round(layer.weight, known.get(key))
                 self.layers[full] = _relative_error(layer.weight, small, known.get(key))
                 made = self._layer(small, layer.bias)
-                replace_linear(block, key, made)
+                replace_layer(block, key, made)
                 if walk is not None and self.sequential:
                     walk.reuse(made)
         if isinstance(block.mlp, MoE) and f"blocks.{name}.mlp.experts" not in self.skipped:
@@ -235,9 +245,7 @@ class _Quantiser:
         return DynamicQuantisedLinear(small, bias) if self.scheme.dynamic else QuantisedLinear(small, bias)
 
 
-def _check(
-    model: Transformer, scheme: Scheme, method: str, data: object, keep_sensitive: int, head: WeightKind | None
-) -> None:
+def _check(model: Transformer, scheme: Scheme, method: str, data: object, keep_sensitive: int) -> None:
     if method not in METHODS:
         raise UsageError(f"no method {method!r}", fix=f"choose from {', '.join(METHODS)}")
     if data is None and (method != "rtn" or keep_sensitive):
@@ -245,11 +253,7 @@ def _check(
         raise UsageError(f"{what} needs calibration text", fix="give data=tokens, or a TokenStream")
     if method == "smoothquant" and not scheme.dynamic:
         raise UsageError(f"smoothquant with {scheme.name} does nothing useful", fix="use scheme w8a8 or w8a8-fp8")
-    if head is not None and model.config.head_bias:
-        raise UsageError("an output projection with a bias cannot be quantised", fix="leave out head")
-    if head == "int4":
-        raise UsageError("head='int4' is not supported", fix="use int8 or fp8")
-    if any(isinstance(module, QuantisedLinear) for module in model.modules()):
+    if any(isinstance(module, QuantisedCodes) for module in model.modules()):
         raise UsageError("the model is quantised already", fix="start from the dense model")
 
 
@@ -317,11 +321,13 @@ def _relative_error(weight: Tensor, small: QuantisedWeight, statistics: LayerSta
     return output_error(difference, hessian) / max(output_error(wide, hessian), 1e-30)
 
 
-def _quantise_head(model: Transformer, kind: WeightKind) -> float:
-    """Round the output weight, so that losses see the rounded values, and keep its codes for inference."""
-    weight = model.output_weight()
-    small = quantise_weight(weight, kind)
-    error = _relative_error(weight, small, None)
-    weight.copy_(dequantise_weight(small, weight.dtype))
-    model.project = QuantisedProjection(small)
-    return error
+def _quantise_vocabulary(model: Transformer, head: WeightKind | None, embedding: WeightKind | None) -> dict[str, float]:
+    """Round the output projection and the embedding as asked; return their relative errors."""
+    errors: dict[str, float] = {}
+    if head is not None:
+        weight = model.output_weight()
+        errors["head"] = _relative_error(weight, quantise_head(model, head), None)
+    if embedding is not None and not (model.config.tied and head is not None):
+        weight = cast(Tensor, cast(nn.Module, model.embedding).weight)
+        errors["embedding"] = _relative_error(weight, quantise_embedding(model, embedding), None)
+    return errors

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
 from piledriver.kernels.attention import AttentionKernel, attention_kernel
+from piledriver.kernels.linear import linear
 from piledriver.models.attention.cache import AttentionCache
 from piledriver.models.attention.masks import Masks, make_masks
 from piledriver.models.attention.rotary import Rotary
 from piledriver.models.attention.temperature import QueryTemperature
 from piledriver.models.block import Block
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.config import ModelConfig
 from piledriver.models.initial_weights import initialise
 from piledriver.models.layers import Embedding, Linear, make_norm
@@ -161,7 +163,11 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states."""
-        logits = self.project(*self._output_operands(hidden))
+        layer = self.output_layer()
+        if isinstance(layer, QuantisedCodes):
+            logits = torch.unflatten(linear(hidden.flatten(0, -2), layer.quantised), 0, hidden.shape[:-1])
+        else:
+            logits = self.project(*self._output_operands(hidden))
         cap = self.config.logit_softcap
         return logits if cap is None else (cap * torch.tanh(logits.float() / cap)).to(logits.dtype)
 
@@ -188,12 +194,22 @@ class Transformer(nn.Module):
         hidden, weight = self._output_operands(hidden)
         return self.token_losses(hidden, weight, targets, softcap=self.config.logit_softcap)
 
-    def output_weight(self) -> Tensor:
-        """Return [vocab, dim]: the output projection, or the embedding that it is tied to."""
-        source = self.embedding if self.head is None else self.head
-        if source is None:
+    def output_layer(self) -> nn.Module:
+        """Return the output projection, or the embedding that it is tied to."""
+        layer = self.embedding if self.head is None else self.head
+        if layer is None:
             raise UsageError("this pipeline stage has no output layer", fix="use the last stage, which holds the head")
-        return cast(Tensor, source.weight)
+        return layer
+
+    def output_weight(self) -> Tensor:
+        """Return the weight of the output layer, [vocab, dim]; a quantised one is dequantised."""
+        layer = self.output_layer()
+        return layer.dense() if isinstance(layer, QuantisedCodes) else cast(Tensor, layer.weight)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the output layer is: the device of the model but for blocks that are elsewhere."""
+        return cast(Tensor, self.output_layer().weight).device
 
     def _output_operands(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return hidden states and output weight whose product are the logits; a bias is one more column of both.

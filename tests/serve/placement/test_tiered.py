@@ -64,13 +64,13 @@ def test_generate_offloads_and_answers_the_same(folder, capsys):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", ["int8", "gptq", "awq", "fp8"])
+@pytest.mark.parametrize("case", ["int8", "int8 with its head", "gptq", "awq", "fp8"])
 def test_a_quantised_folder_streams_packed(folder, tmp_path, case):
     model = load_folder(folder)
-    if case == "int8":
-        quantise_linears(model, "int8")
+    if case.startswith("int8"):
+        quantise_linears(model, "int8", head="int8" if "head" in case else None)
     save_folder(model, tmp_path)
-    if case != "int8":
+    if case in FORMATS:
         settings, encode, _ = FORMATS[case]
         rewrite(tmp_path, settings, encode)
     files = sorted(os.listdir(tmp_path))

@@ -17,7 +17,7 @@ from piledriver.compress.distil.objective import matching_layers
 from piledriver.core.errors import UsageError
 from piledriver.data import Cursor, TokenStream
 from piledriver.models import Transformer
-from piledriver.models.quantised import QuantisedLinear
+from piledriver.models.codes import QuantisedCodes
 
 _ATTEMPTS = 3
 """Rates that are tried for a block."""
@@ -60,7 +60,7 @@ def reconstruct(
     >>> record["after"] < record["before"]
     True
     """
-    if any(isinstance(module, QuantisedLinear) for module in model.modules()):
+    if any(isinstance(module, QuantisedCodes) for module in model.modules()):
         raise UsageError("quantised layers cannot be trained", fix="reconstruct before quantise")
     lr = float(f"{_RATE / math.sqrt(model.config.dim):.1e}") if lr is None else lr
     if epochs < 1 or lr <= 0:
@@ -69,7 +69,7 @@ def reconstruct(
     batch_tokens = batch_tokens or max(1, min(_LARGEST_BATCH, calibration.tokens.numel() // _BATCHES))
     layers, channels = matching_layers(model, teacher)
     model = model if in_place else copy.deepcopy(model)
-    place = torch.device(device) if device is not None else model.output_weight().device
+    place = torch.device(device) if device is not None else model.device
     theirs = BlockWalk(teacher, calibration, device=place, batch_tokens=batch_tokens)
     ours = BlockWalk(model, calibration, device=place, batch_tokens=batch_tokens)
     names = list(teacher.blocks)

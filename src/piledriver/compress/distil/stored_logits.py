@@ -53,7 +53,7 @@ def write_teacher_logits(
     manifest = _read(out) if storage.exists(storage.join(out, _MANIFEST)) else {**about, "shards": []}
     if {name: manifest.get(name) for name in about} != about:
         raise UsageError(f"{out} holds outputs with other settings", fix="choose another folder, or remove it")
-    device = teacher.output_weight().device
+    device = teacher.device
     runner = Teacher(teacher, top_k=top_k)
     rows = max(1, batch_tokens // stream.config.seq_len)
     for number in range(len(manifest["shards"]), -(-windows // windows_per_shard)):

@@ -12,8 +12,8 @@ from piledriver.compress.structured.shape import SmallerShape
 from piledriver.core.errors import UsageError
 from piledriver.models import Transformer
 from piledriver.models.axes import parameter_axes
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.config import ModelConfig, gate_block_of
-from piledriver.models.quantised import QuantisedLinear
 
 
 class KeptParts(NamedTuple):
@@ -39,14 +39,14 @@ def cut(model: Transformer, kept: KeptParts) -> Transformer:
     >>> small.config.layers, small.blocks["0"].mlp.down.weight.shape
     (1, torch.Size([16, 8]))
     """
-    if any(isinstance(module, QuantisedLinear) for module in model.modules()):
+    if any(isinstance(module, QuantisedCodes) for module in model.modules()):
         raise UsageError("parts of a quantised model cannot be removed", fix="prune first, then quantise")
     layers = list(range(model.config.layers)) if kept.layers is None else list(kept.layers)
     config = _shape_of(kept, model.config, layers).config_of(model.config, kept_layers=layers)
     with torch.device("meta"):
         small = Transformer(config)
     old, axes = dict(model.named_parameters()), parameter_axes(model)
-    place = model.output_weight().device
+    place = model.device
     small.to_empty(device=place)
     for name, parameter in small.named_parameters():
         source, layer = _source(name, layers)

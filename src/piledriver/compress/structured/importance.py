@@ -130,7 +130,7 @@ def layer_losses(model: Transformer, calibration: Calibration, *, batch_tokens: 
 def calibration_loss(model: Transformer, calibration: Calibration, batch_tokens: int = 8192) -> float:
     """Return the loss of a model on calibration text, in nats per token."""
     tokens, ids = calibration.tokens, calibration.document_ids
-    place = model.output_weight().device
+    place = model.device
     rows = max(1, batch_tokens // tokens.shape[1])
     nats, count = 0.0, 0
     for first in range(0, len(tokens), rows):

@@ -41,10 +41,10 @@ from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
 from piledriver.models.attention.latent import LatentAttention
 from piledriver.models.attention.layer import Attention
 from piledriver.models.axes import Axes
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.config import gate_block_of
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
 from piledriver.models.loss import linear_cross_entropy, token_losses
-from piledriver.models.quantised import QuantisedLinear
 
 SPLIT_AXES = frozenset({"heads", "kv_heads", "mlp", "vocab"})
 """The axes that tp shards; all others are replicated."""
@@ -55,7 +55,7 @@ _OF_STREAM = frozenset({"embed", "latent", "gate"})
 def split_transformer(model: Transformer, mesh: DeviceMesh, layout: Layout) -> None:
     """Shard the parameters of a `Transformer`, or of its pipeline stage, over tp and hook the collectives."""
     config = model.config
-    if any(isinstance(module, QuantisedLinear) for module in model.modules()):
+    if any(isinstance(module, QuantisedCodes) for module in model.modules()):
         raise LayoutError("tp does not shard quantised linear layers", fix="shard the dense model, or use tp=1")
     check_tp_divisible(config, layout.tp)
     split = SPLIT_AXES if layout.loss_parallel else SPLIT_AXES - {"vocab"}

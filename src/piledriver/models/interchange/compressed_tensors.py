@@ -1,17 +1,19 @@
 """Write quantised layers as compressed-tensors, the format that vLLM and transformers open.
 
-Layouts: `pack-quantized` (int4, weight-only int8), `int-quantized` (int8 with dynamic inputs), `float-quantized` (fp8).
+Layouts: `pack-quantized` (int4, weight-only int8), `int-quantized` (int8 with dynamic inputs, embeddings),
+`float-quantized` (fp8).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from piledriver.kernels.linear import QuantisedWeight, WeightGrid, weight_codes
+from piledriver.kernels.linear import QuantisedWeight, WeightGrid, WeightKind, weight_codes
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.config import ModelConfig
 from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.quantised_layers import Codes, pack_words
@@ -20,7 +22,7 @@ from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear,
 
 
 def write_layer(
-    layer: QuantisedLinear, operation: str, names: list[str], config: ModelConfig, dtype: torch.dtype, *, device: str
+    layer: QuantisedCodes, operation: str, names: list[str], config: ModelConfig, dtype: torch.dtype, *, device: str
 ) -> list[tuple[str, Tensor]]:
     """Return the tensors of a layer, which is stored under the dense names `names`; scales are in `dtype`.
 
@@ -90,8 +92,14 @@ def flat_codes(codes: Codes) -> QuantisedWeight:
     return WeightGrid(grid.kind, grid.scales.flatten(0, 1), zeros).pack(codes.values.flatten(0, 1))
 
 
-def quantisation_settings(layers: Iterable[QuantisedLinear], dense: list[str]) -> dict[str, Any]:
-    """Return `quantization_config` of a model with these layers; `dense` names the linear layers left dense."""
+def quantisation_settings(
+    layers: Iterable[QuantisedLinear], vocabulary: Mapping[str, QuantisedCodes], dense: list[str]
+) -> dict[str, Any]:
+    """Return `quantization_config` of a model with these layers in its blocks.
+
+    `vocabulary` has the quantised embedding and output projection by their names; `dense` names the linear layers left
+    dense.
+    """
     given = list(layers)
     groups = {layer.quantised.group for layer in given if layer.scales.shape[1] > 1}
     schemes = {_scheme(layer, groups) for layer in given}
@@ -99,45 +107,64 @@ def quantisation_settings(layers: Iterable[QuantisedLinear], dense: list[str]) -
         raise InterchangeError(
             f"layers of {len(schemes)} schemes cannot be written to one folder", fix="quantise with one scheme"
         )
-    kind, group, symmetric, dynamic, name = next(iter(schemes))
+    found = [(scheme, ["Linear"]) for scheme in schemes]
+    found += [(_scheme(layer, set()), [name]) for name, layer in sorted(vocabulary.items())]
+    config_groups = {f"group_{i}": _group(scheme, targets) for i, (scheme, targets) in enumerate(found)}
+    formats = {group["format"] for group in config_groups.values()}
+    return {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "ignore": sorted(dense),
+        "kv_cache_scheme": None,
+        "config_groups": config_groups,
+    }
+
+
+class _Scheme(NamedTuple):
+    """What the layers of a group share."""
+
+    kind: WeightKind
+    group: int
+    """Columns that share a scale; 0 for whole rows."""
+    symmetric: bool
+    dynamic: bool
+    format: str
+
+
+def _scheme(layer: QuantisedCodes, groups: set[int]) -> _Scheme:
+    """Return the scheme of a layer; a row of one group is grouped where those of others are."""
+    group = layer.quantised.group if layer.kind == "int4" or layer.quantised.group in groups else 0
+    dynamic = isinstance(layer, DynamicQuantisedLinear)
+    return _Scheme(layer.kind, group, layer.zeros is None, dynamic, _format(layer))
+
+
+def _group(scheme: _Scheme, targets: list[str]) -> dict[str, Any]:
+    """Return the entry of `config_groups` of the layers that `targets` name."""
     weights: dict[str, Any] = {
-        "num_bits": 4 if kind == "int4" else 8,
-        "type": "float" if kind == "fp8" else "int",
-        "symmetric": symmetric,
-        "strategy": "group" if group else "channel",
-        "group_size": group or None,
+        "num_bits": 4 if scheme.kind == "int4" else 8,
+        "type": "float" if scheme.kind == "fp8" else "int",
+        "symmetric": scheme.symmetric,
+        "strategy": "group" if scheme.group else "channel",
+        "group_size": scheme.group or None,
         "dynamic": False,
         "observer": "minmax",
     }
     inputs = None
-    if dynamic:
-        inputs = {**weights, "strategy": "group" if group else "token", "dynamic": True, "observer": None}
+    if scheme.dynamic:
+        inputs = {**weights, "strategy": "group" if scheme.group else "token", "dynamic": True, "observer": None}
     return {
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-        "format": name,
-        "ignore": sorted(dense),
-        "kv_cache_scheme": None,
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": weights,
-                "input_activations": inputs,
-                "output_activations": None,
-                "format": name,
-            }
-        },
+        "targets": targets,
+        "weights": weights,
+        "input_activations": inputs,
+        "output_activations": None,
+        "format": scheme.format,
     }
 
 
-def _scheme(layer: QuantisedLinear, groups: set[int]) -> tuple[str, int, bool, bool, str]:
-    """Return what the layers of a folder must share; a row of one group is grouped where those of others are."""
-    dynamic = isinstance(layer, DynamicQuantisedLinear)
-    group = layer.quantised.group if layer.kind == "int4" or layer.quantised.group in groups else 0
-    return layer.kind, group, layer.zeros is None, dynamic, _format(layer)
-
-
-def _format(layer: QuantisedLinear) -> str:
+def _format(layer: QuantisedCodes) -> str:
     if layer.kind == "fp8":
         return "float-quantized"
-    return "int-quantized" if isinstance(layer, DynamicQuantisedLinear) else "pack-quantized"
+    # transformers initialises embeddings by their `weight`, which packed ones do not have.
+    packed = isinstance(layer, QuantisedLinear) and not isinstance(layer, DynamicQuantisedLinear)
+    return "pack-quantized" if packed else "int-quantized"

@@ -63,7 +63,7 @@ def check_quantisation(settings: Any) -> None:
         grouped = one.get("strategy") == "group" and one.get("type") == "float"
         if one.get("num_bits") != 8 or not (grouped or one.get("strategy") in ("token", None)):
             raise InterchangeError(f"activations {one} are not supported", fix="use 8 bits, a scale for each token")
-    if len({bool(one) for one in inputs}) > 1:
+    if len({bool(group.get("input_activations")) for group in groups if _names_many(group)}) > 1:
         raise InterchangeError("layers that differ in the precision of inputs are not supported", fix="use one group")
     bits = settings.get("bits", settings.get("w_bit", 4))
     if method in ("gptq", "awq") and bits != 4:
@@ -79,7 +79,16 @@ def _groups(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     groups = settings.get("config_groups") or {}
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise InterchangeError("config_groups that is not a table is not supported", fix="fetch config.json again")
-    return list(groups.values())
+    found = list(groups.values())
+    if not all(isinstance(group.get("targets", []), list) for group in found):
+        raise InterchangeError("targets that are not a list are not supported", fix="fetch config.json again")
+    return found
+
+
+def _names_many(group: Mapping[str, Any]) -> bool:
+    """Return whether a group of layers is given by a class or a pattern, and not only by the names of layers."""
+    targets = [str(target) for target in group.get("targets") or ("Linear",)]
+    return any(target.startswith("re:") or target[:1].isupper() for target in targets)
 
 
 class Codes(NamedTuple):
@@ -129,11 +138,11 @@ class StoredTensors:
         decoded = self._decode(prefix)
         return decoded if isinstance(decoded, Codes) else None
 
-    @property
-    def dynamic(self) -> bool:
-        """Whether inputs of quantised layers are quantised too, with a scale for each token."""
+    def is_dynamic(self, name: str) -> bool:
+        """Return whether the inputs of a layer are quantised too, with a scale for each token."""
         groups = _groups(self.settings) if self.method == "compressed-tensors" else []
-        return any(group.get("input_activations") for group in groups)
+        own = [group for group in groups if name.removesuffix(".weight") in group.get("targets", [])]
+        return any(group.get("input_activations") for group in own or filter(_names_many, groups))
 
     def _layer(self, name: str) -> str | None:
         """Return the layer of a dense name if it is quantised."""

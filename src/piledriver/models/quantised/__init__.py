@@ -1,21 +1,25 @@
-"""Layers with weights of 8 or 4 bits, for inference: linear layers, and the experts of a mixture."""
+"""Layers with weights of 8 or 4 bits, for inference: linear layers, experts of a mixture, the vocabulary's tables."""
 
 from piledriver.models.quantised.experts import QuantisedExperts, StackedCodes, replace_experts
-from piledriver.models.quantised.linear import (
-    DynamicQuantisedLinear,
-    QuantisedLinear,
-    QuantisedProjection,
-    quantise_linears,
-    replace_linear,
+from piledriver.models.quantised.linear import DynamicQuantisedLinear, QuantisedLinear
+from piledriver.models.quantised.replace import quantise_linears, replace_layer
+from piledriver.models.quantised.vocabulary import (
+    QuantisedEmbedding,
+    check_vocabulary,
+    quantise_embedding,
+    quantise_head,
 )
 
 __all__ = [
     "DynamicQuantisedLinear",
+    "QuantisedEmbedding",
     "QuantisedExperts",
     "QuantisedLinear",
-    "QuantisedProjection",
     "StackedCodes",
+    "check_vocabulary",
+    "quantise_embedding",
+    "quantise_head",
     "quantise_linears",
     "replace_experts",
-    "replace_linear",
+    "replace_layer",
 ]

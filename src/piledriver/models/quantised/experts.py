@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from piledriver.kernels.linear import QuantisedWeight, dequantise_weight
+from piledriver.kernels.linear import QuantisedWeight
 from piledriver.models.feed_forward.moe import Experts
 from piledriver.models.quantised.linear import QuantisedLinear
 
@@ -19,7 +19,7 @@ class StackedCodes(QuantisedLinear):
 
     def dense(self) -> Tensor:
         """Return [experts, rows, columns] in the dtype of the scales."""
-        return torch.unflatten(dequantise_weight(self.quantised, self.scales.dtype), 0, (self.count, -1))
+        return torch.unflatten(super().dense(), 0, (self.count, -1))
 
 
 class QuantisedExperts(Experts):

@@ -12,7 +12,6 @@ import dataclasses
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piledriver.kernels.attention import ScoreOptions
@@ -24,10 +23,11 @@ from piledriver.kernels.registry import HAS_TRITON
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.attention.layer import Attention
 from piledriver.models.block import Block
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.models.layers import Embedding, Linear, RMSNorm
 from piledriver.models.loss import project
-from piledriver.models.quantised import QuantisedLinear, QuantisedProjection
+from piledriver.models.quantised import QuantisedEmbedding, QuantisedLinear
 from piledriver.runtime.dtensor import is_dtensor
 from piledriver.serve.execution.pages import PagedCache
 
@@ -65,7 +65,11 @@ class FusedForward:
             and config.qk_norm in ("none", "head")
             and _has_defaults(config)
         )
-        if not shapes or type(model.embedding) is not Embedding or type(model.norm) is not RMSNorm:
+        if (
+            not shapes
+            or type(model.embedding) not in (Embedding, QuantisedEmbedding)
+            or type(model.norm) is not RMSNorm
+        ):
             return False
         if not _is_resident(model, weight.device):
             return False
@@ -81,7 +85,7 @@ class FusedForward:
         eps, invariant = config.norm_eps, self.invariant
         assert model.embedding is not None
         assert model.rotary is not None
-        x = F.embedding(tokens, cast(Tensor, model.embedding.weight))
+        x: Tensor = model.embedding(tokens)
         table = model.rotary.table
         if self._native_blocks and fits_native_step(batch):
             group, scale = config.heads // config.kv_heads, config.attention_scale
@@ -187,12 +191,9 @@ def _native_blocks(model: Transformer, cache: PagedCache) -> list[DecodeBlock]:
 
 
 def _weight(layer: Any) -> Tensor | QuantisedWeight:
-    return layer.quantised if isinstance(layer, QuantisedLinear) else cast(Tensor, layer.weight)
+    return layer.quantised if isinstance(layer, QuantisedCodes) else cast(Tensor, layer.weight)
 
 
 def _head(model: Transformer) -> Tensor | QuantisedWeight | None:
     """Return the output weight, or None if the projection is not a plain product."""
-    chosen: Any = model.project
-    if chosen is project:
-        return model.output_weight()
-    return chosen.quantised if isinstance(chosen, QuantisedProjection) else None
+    return _weight(model.output_layer()) if model.project is project else None

@@ -19,10 +19,11 @@ from torch import Tensor
 from piledriver.engine.offload.disk.block_file import DiskStore
 from piledriver.engine.offload.disk.extents import Extent
 from piledriver.models import Transformer
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.interchange import read_weights
 from piledriver.models.interchange.folder.names import meta_parameters, stays_fp32
 from piledriver.models.interchange.folder.quantised import read_quantised_layers, without_lone_matrices
-from piledriver.models.quantised import QuantisedLinear, StackedCodes, replace_experts, replace_linear
+from piledriver.models.quantised import StackedCodes, replace_experts, replace_layer
 from piledriver.plan.placement.room import Room, inference_room
 
 
@@ -53,9 +54,9 @@ def pack_folder(
     """Give a model on the meta device the quantised layers of a folder; return where their weights, packed, lie."""
     store = _Store(folder, scratch)
     shapes, config = meta_parameters(model.config), model.config
-    found: dict[str, QuantisedLinear] = {}
+    found: dict[str, QuantisedCodes] = {}
     for name, layer in read_quantised_layers(folder, config, theirs):
-        for leaf, code in layer.named_buffers():
+        for leaf, code in layer.to(dtype=dtype).named_buffers():
             store.put(f"{name}/{leaf}", code)
         found[name] = layer.to("meta")
     experts = without_lone_matrices({name for name, layer in found.items() if isinstance(layer, StackedCodes)})
@@ -75,7 +76,7 @@ def pack_folder(
         layer = found[name]
         if not isinstance(layer, StackedCodes):
             path = name.removesuffix(".weight")
-            replace_linear(model, path, layer)
+            replace_layer(model, path, layer)
         else:
             path = f"{name}_codes"
             if name.endswith(".gate_up"):

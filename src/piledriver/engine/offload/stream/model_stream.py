@@ -21,7 +21,7 @@ from piledriver.engine.offload.stream.block_stream import BlockStream
 from piledriver.engine.offload.stream.depth import window_bytes
 from piledriver.engine.offload.stream.hooks import attach_stream, detach_stream
 from piledriver.engine.offload.stream.weight_block import Source, StreamedTensor, StreamMemory, WeightBlock
-from piledriver.models.quantised import QuantisedLinear
+from piledriver.models.codes import QuantisedCodes
 from piledriver.runtime.collectives.nested import send_to_device
 
 
@@ -43,7 +43,7 @@ class StreamedGroup:
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     yield f"{prefix}.{name}".lstrip("."), module, name, parameter
-            if buffers or isinstance(module, QuantisedLinear):
+            if buffers or isinstance(module, QuantisedCodes):
                 for name, buffer in module._buffers.items():
                     if buffer is not None and name not in module._non_persistent_buffers_set:
                         yield f"{prefix}.{name}".lstrip("."), module, name, buffer

@@ -18,7 +18,7 @@ from piledriver.models.interchange.folder.files import AGAIN, GENERATION
 from piledriver.models.interchange.folder.names import stays_fp32
 from piledriver.models.interchange.folder.quantised import quantised_layers
 from piledriver.models.interchange.folder.weights import read_parts, read_weights
-from piledriver.models.quantised import StackedCodes, replace_experts, replace_linear
+from piledriver.models.quantised import StackedCodes, replace_experts, replace_layer
 from piledriver.models.transformer import Transformer
 from piledriver.runtime.dtensor import is_dtensor
 
@@ -39,7 +39,7 @@ def load_folder(
     _read(targets, folder, config, theirs)
     for name, layer in quantised.items():
         if not isinstance(layer, StackedCodes):
-            replace_linear(model, name.removesuffix(".weight"), layer.to(device))
+            replace_layer(model, name.removesuffix(".weight"), layer.to(device=device, dtype=dtype))
         elif name.endswith(".gate_up"):
             experts = name.removesuffix(".gate_up")
             down = cast(StackedCodes, quantised[f"{experts}.down"])

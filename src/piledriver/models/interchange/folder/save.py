@@ -7,13 +7,14 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from piledriver.core import storage
 from piledriver.core.safetensors import CODES, TensorEntry
+from piledriver.models.codes import QuantisedCodes
 from piledriver.models.config import ModelConfig
 from piledriver.models.feed_forward.moe import Experts
 from piledriver.models.interchange.compressed_tensors import can_hold, quantisation_settings, write_layer
@@ -66,7 +67,9 @@ def save_folder(
     theirs |= {"dtype": str(next(iter(dtypes.values()))).removeprefix("torch.")}
     theirs |= {key: generation.get(key) for key in TOKEN_IDS} | extra
     if quantised:
-        theirs["quantization_config"] = quantisation_settings(quantised.values(), _dense_linears(model, kind))
+        blocks = [cast(QuantisedLinear, layer) for name, layer in quantised.items() if name.startswith("blocks.")]
+        vocabulary = _quantised_vocabulary(model, kind)
+        theirs["quantization_config"] = quantisation_settings(blocks, vocabulary, _dense_linears(model, kind))
     if model.compression:
         theirs["compression"] = model.compression
     known = {key: value for key, value in generation.items() if value is not None}
@@ -95,9 +98,20 @@ def _config_to_write(model: Transformer, model_type: str | None) -> dict[str, An
     return write_config(model.config, model_type)
 
 
+def _quantised_vocabulary(model: Transformer, kind: Family) -> dict[str, QuantisedCodes]:
+    """Return the embedding and the output projection that are quantised, by their names; tied ones have two."""
+    named = {"embedding": model.embedding, "head": model.embedding if model.config.tied else model.head}
+    return {
+        tensor_rule(kind, f"{name}.weight", model.config)[1][0].removesuffix(".weight"): layer
+        for name, layer in named.items()
+        if isinstance(layer, QuantisedCodes)
+    }
+
+
 def _dense_linears(model: Transformer, kind: Family) -> list[str]:
-    """Return their names of the linear layers that are not quantised, among them the output projection."""
-    names = ["lm_head"]
+    """Return their names of the linear layers that are not quantised."""
+    head = tensor_rule(kind, "head.weight", model.config)[1][0].removesuffix(".weight")
+    names = [] if isinstance(model.output_layer(), QuantisedCodes) else [head]
     for name, module in model.blocks.named_modules():
         if type(module) is Linear:
             names += [
@@ -110,14 +124,14 @@ def _dense_linears(model: Transformer, kind: Family) -> list[str]:
     return names
 
 
-def _own_quantised(model: Transformer) -> Iterator[tuple[str, QuantisedLinear]]:
+def _own_quantised(model: Transformer) -> Iterator[tuple[str, QuantisedCodes]]:
     """Yield the quantised layers by the names of the parameters that they replace."""
     for name, module in model.named_modules():
-        if isinstance(module, QuantisedLinear):
+        if isinstance(module, QuantisedCodes):
             yield name.removesuffix("_codes") if isinstance(module, StackedCodes) else f"{name}.weight", module
 
 
-def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor | QuantisedLinear]]:
+def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor | QuantisedCodes]]:
     yield from _own_quantised(model)
     for name, parameter in model.named_parameters():
         yield name, parameter.full_tensor() if is_dtensor(parameter) else parameter
@@ -138,7 +152,7 @@ def _plan(
     kind: Family,
     dtypes: Mapping[str, torch.dtype],
     max_shard_bytes: int,
-    quantised: Mapping[str, QuantisedLinear],
+    quantised: Mapping[str, QuantisedCodes],
 ) -> list[list[TensorEntry]]:
     """Return the tensors of each file; shapes of dense ones follow from the config, so no weight is needed."""
     shards: list[list[TensorEntry]] = [[]]
@@ -156,7 +170,7 @@ def _plan(
 
 
 def _their_tensors(
-    weights: Iterator[tuple[str, Tensor | QuantisedLinear | None]],
+    weights: Iterator[tuple[str, Tensor | QuantisedCodes | None]],
     config: ModelConfig,
     kind: Family,
     dtypes: Mapping[str, torch.dtype],
@@ -169,7 +183,7 @@ def _their_tensors(
 
 def _made(
     name: str,
-    value: Tensor | QuantisedLinear,
+    value: Tensor | QuantisedCodes,
     config: ModelConfig,
     kind: Family,
     dtypes: Mapping[str, torch.dtype],
@@ -178,6 +192,11 @@ def _made(
 ) -> list[tuple[str, Tensor]]:
     """Return their tensors of one of our parameters, those of a quantised layer on a device."""
     operation, names = tensor_rule(kind, name, config)
-    if isinstance(value, QuantisedLinear):
-        return write_layer(value, operation, names, config, next(iter(dtypes.values())), device=device)
+    if isinstance(value, QuantisedCodes):
+        made = write_layer(value, operation, names, config, next(iter(dtypes.values())), device=device)
+        if name == "embedding.weight" and config.tied:
+            # transformers ties the codes, and wants scales for each of the two layers.
+            scales = dict(made)[names[0] + "_scale"]
+            made.append((tensor_rule(kind, "head.weight", config)[1][0] + "_scale", scales))
+        return made
     return list(zip(names, OPERATIONS[operation].write(value, config), strict=True))

@@ -1,0 +1,45 @@
+"""A weight of 8 or 4 bits in a module, in place of a parameter."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from piledriver.kernels.linear import QuantisedWeight, dequantise_weight
+
+
+class QuantisedCodes(nn.Module):
+    """A quantised weight as buffers, which follow the module to a device; a cast leaves the codes as they are."""
+
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+
+    casts_scales: ClassVar[bool] = False
+    """Whether scales follow a cast of the module. Layers that compute in the dtype of their input keep them."""
+
+    def __init__(self, quantised: QuantisedWeight) -> None:
+        super().__init__()
+        self.kind = quantised.kind
+        self.register_buffer("weight", quantised.data)
+        self.register_buffer("scales", quantised.scales)
+        self.register_buffer("zeros", quantised.zeros)
+
+    @property
+    def quantised(self) -> QuantisedWeight:
+        """The weight, as kernels take it."""
+        return QuantisedWeight(self.kind, self.weight, self.scales, self.zeros)
+
+    def dense(self) -> Tensor:
+        """Return the weight that the codes stand for, in the dtype of the scales."""
+        return dequantise_weight(self.quantised, self.scales.dtype)
+
+    def _apply(self, fn: object, recurse: bool = True) -> QuantisedCodes:
+        data, scales = self.weight, self.scales
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.weight.dtype != data.dtype:  # fp8 codes are floats, which a cast would take
+            self.weight = data.to(self.weight.device)
+        if self.scales.dtype != scales.dtype and not self.casts_scales:
+            self.scales = scales.to(self.scales.device)
+        return self
