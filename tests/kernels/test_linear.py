@@ -255,6 +255,37 @@ def test_native_products_of_any_size_are_the_formula_with_bits_of_the_row_alone(
 
 
 @torch.no_grad()
+@pytest.mark.skipif(not NativeLinear.runs_on(torch.device("cpu")), reason="needs a C compiler")
+@given(
+    rows=st.one_of(st.integers(1, 40), st.integers(49, 60)),
+    outputs=st.sampled_from([1, 7, 50, 140]),
+    columns=st.sampled_from([128, 384]),
+    form=st.sampled_from(
+        [("int8", None, True), *(("int4", group, even) for group in (32, 64, 128) for even in (0, 1))]
+    ),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    fuses=st.booleans(),
+)
+def test_native_products_with_codes_are_the_formula_with_bits_of_the_row_alone(
+    rows: int, outputs: int, columns: int, form: tuple[Any, ...], dtype: torch.dtype, fuses: bool
+) -> None:
+    generator = torch.Generator().manual_seed(rows + outputs)
+    x = torch.randn(rows, columns, generator=generator)
+    outputs *= 2 if fuses else 1
+    kind, group, symmetric = form
+    weight = torch.randn(outputs, columns, generator=generator).to(dtype)
+    small = quantise_weight(weight, kind, group=group, symmetric=bool(symmetric))
+    fused = Fused()
+    if fuses:
+        fused = Fused(torch.randn(columns), 1e-5, torch.randn(outputs), outputs // 2, torch.randn(rows, outputs // 2))
+    found = NativeLinear()(x, small, fused)
+    torch.testing.assert_close(found, ReferenceLinear()(x, small, fused), rtol=1e-4, atol=1e-3)
+    first = fused if fused.residual is None else fused._replace(residual=fused.residual[:1])
+    if rows <= 4:
+        assert torch.equal(NativeLinear()(x[:1], small, first), found[:1])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("kernel", [CpuDecode, NativeDecode])
 def test_decode_operators_on_a_cpu_are_the_reference(kernel: type[CpuDecode]) -> None:
     if not kernel.runs_on(torch.device("cpu")):

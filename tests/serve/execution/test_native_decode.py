@@ -11,6 +11,7 @@ from piledriver.kernels.native.library import native_library
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
 from piledriver.models.feed_forward.mlp import GatedMLP
+from piledriver.models.quantised import quantise_linears
 from piledriver.serve import Engine, SamplingParams
 from piledriver.serve.execution import fused
 
@@ -21,12 +22,13 @@ pytestmark = pytest.mark.skipif(native_library() is None, reason="needs a C comp
 
 def make(options: dict[str, Any]) -> Transformer:
     torch.manual_seed(0)
-    return Transformer(ModelConfig(**SIZES, **options)).requires_grad_(False)
+    model = Transformer(ModelConfig(**{**SIZES, **options})).requires_grad_(False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
 
 
 def check_answers(model: Transformer, monkeypatch: pytest.MonkeyPatch, *, steps_in_c: int) -> None:
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
     calls = []
     native = fused.native_decode
     monkeypatch.setattr(fused, "native_decode", lambda *given, **named: calls.append(1) or native(*given, **named))
@@ -53,6 +55,14 @@ def test_answers_in_c_are_those_of_the_module(options: dict[str, Any], monkeypat
     check_answers(make(options), monkeypatch, steps_in_c=7)
 
 
+@pytest.mark.parametrize(("kind", "steps_in_c"), [("int8", 7), ("int4", 7), ("fp8", 0)])
+def test_answers_from_codes_are_those_of_the_module(
+    kind: Any, steps_in_c: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make({"dim": 128, "mlp_dim": 128, "heads": 2, "kv_heads": 1})
+    check_answers(quantise_linears(model, kind, head="int8"), monkeypatch, steps_in_c=steps_in_c)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -70,6 +80,8 @@ def test_blocks_that_differ_run_elsewhere(change: str, monkeypatch: pytest.Monke
     model = make({"heads": 3})
     if change == "width":
         model.blocks["1"].mlp = GatedMLP(model.config, 24).requires_grad_(False)
+        for parameter in model.blocks["1"].mlp.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
     else:
         assert model.rotary is not None
         model.rotary.table = model.rotary.table.double()

@@ -8,8 +8,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from piledriver.kernels.linear import QuantisedWeight
+from piledriver.kernels.linear.native import fits_native_weight, weight_address
 from piledriver.kernels.native.library import native_library
-from piledriver.kernels.native.steps import MOST_QUERY, MOST_ROWS, WIDEST, AttentionStep, BlockAddresses, DecodeStep
+from piledriver.kernels.native.steps import (
+    CHUNK,
+    MOST_QUERY,
+    MOST_ROWS,
+    WIDEST,
+    AttentionStep,
+    BlockAddresses,
+    DecodeStep,
+)
 from piledriver.kernels.native.tensors import is_plain
 from piledriver.kernels.paged_attention.batch import PagedBatch
 
@@ -17,15 +27,15 @@ from piledriver.kernels.paged_attention.batch import PagedBatch
 class DecodeBlock(NamedTuple):
     """Weights and pages of one block; rows of `qkv` and `gate_up` as in `Rotation` and `linear`."""
 
+    qkv: Tensor | QuantisedWeight
+    out: Tensor | QuantisedWeight
+    gate_up: Tensor | QuantisedWeight
+    down: Tensor | QuantisedWeight
     attention_norm: Tensor
-    qkv: Tensor
     qkv_bias: Tensor | None
-    out: Tensor
     out_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
     gate_up_bias: Tensor | None
-    down: Tensor
     down_bias: Tensor | None
     keys: Tensor
     values: Tensor
@@ -33,28 +43,37 @@ class DecodeBlock(NamedTuple):
     gate_block: int
 
     @property
+    def matrices(self) -> tuple[Tensor | QuantisedWeight, ...]:
+        """Weights, in the order of `BlockAddresses`."""
+        return self[:4]
+
+    @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """Weights, biases and pages, in the order of `BlockAddresses`."""
-        return self[:12]
+        """Norms, biases and pages, in the order of `BlockAddresses`."""
+        return self[4:12]
 
 
 def fits_native_decode(blocks: Sequence[DecodeBlock], table: Tensor, group: int) -> bool:
     """Return whether C kernels can be compiled, and cover these blocks, all of which must have the same shapes."""
     if native_library() is None or not all(is_plain(table, *block.tensors) for block in blocks):
         return False
+    if not all(_is_readable(weight) for block in blocks for weight in block.matrices):
+        return False
     pages, (dim, mlp_dim) = blocks[0].keys.shape, blocks[0].down.shape
     _, kv_heads, _, head_dim = pages
     mixed, projected = kv_heads * group * head_dim, kv_heads * (group + 2) * head_dim
-    attention = (dim,), (projected, dim), (projected,), (dim, mixed), (dim,)
-    mlp = (dim,), (2 * mlp_dim, dim), (2 * mlp_dim,), (dim, mlp_dim), (dim,)
-    wanted = (*attention, *mlp, pages, pages)
+    weights = (projected, dim), (dim, mixed), (2 * mlp_dim, dim), (dim, mlp_dim)
+    vectors = (dim,), (projected,), (dim,), (dim,), (2 * mlp_dim,), (dim,)
+    wanted = (*weights, *vectors, pages, pages)
     return (
         head_dim % WIDEST == 0
         and group * head_dim <= MOST_QUERY
         and table.shape[-1] <= head_dim
         and all(mlp_dim % block.gate_block == 0 for block in blocks)
         and all(
-            x is None or x.shape == shape for block in blocks for x, shape in zip(block.tensors, wanted, strict=True)
+            x is None or x.shape == shape
+            for block in blocks
+            for x, shape in zip((*block.matrices, *block.tensors), wanted, strict=True)
         )
     )
 
@@ -88,6 +107,7 @@ def native_decode(
     widths = kv_heads * (group + 2) * head_dim, kv_heads * group * head_dim, mlp_dim
     projected, mixed, gated = (x.new_empty(rows, width) for width in widths)
     arranged = x.new_empty(rows, max(dim, *widths) + WIDEST)
+    decoded = x.new_empty(threads * CHUNK * max(dim, *widths[1:]))
     scores = x.new_empty(threads, group, longest)
     tables = batch.tables.contiguous()
     attention = AttentionStep(
@@ -97,7 +117,7 @@ def native_decode(
     )
     step = DecodeStep(
         (BlockAddresses * len(blocks))(*map(_addresses, blocks)),
-        *(tensor.data_ptr() for tensor in (x, projected, mixed, gated, arranged)),
+        *(tensor.data_ptr() for tensor in (x, projected, mixed, gated, arranged, decoded)),
         *(len(blocks), dim, mlp_dim, eps, attention),
     )
     library.piledriver_decode(step)
@@ -106,4 +126,8 @@ def native_decode(
 
 def _addresses(block: DecodeBlock) -> BlockAddresses:
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in block.tensors)
-    return BlockAddresses(*pointers, block.window or 0, block.gate_block)
+    return BlockAddresses(*map(weight_address, block.matrices), *pointers, block.window or 0, block.gate_block)
+
+
+def _is_readable(weight: Tensor | QuantisedWeight) -> bool:
+    return fits_native_weight(weight) and (isinstance(weight, Tensor) or weight.scales.dtype == torch.float32)

@@ -1,7 +1,8 @@
 """Linear layers of a few fp32 rows on a CPU by a C kernel, which reads the weight once and as it lies.
 
 BLAS repacks the weight in every product of a few rows, and a packed copy takes as much memory again. Norm, bias, gate
-and residual are part of the one call.
+and residual are part of the one call. int8 and int4 codes become fp32 in registers, so that a product reads a fourth or
+an eighth of the bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.onednn import OneDnnLinear
 from piledriver.kernels.linear.weights import QuantisedWeight
 from piledriver.kernels.native.library import native_library
-from piledriver.kernels.native.steps import MOST_ROWS, WIDEST, LinearStep
+from piledriver.kernels.native.steps import CHUNK, MOST_ROWS, WIDEST, LinearStep, WeightAddress
 from piledriver.kernels.native.tensors import is_plain
+
+_MOST_QUANTISED_ROWS = 48
+"""Rows up to which the C kernel takes codes; beyond, oneDNN's tiles are faster, over codes that are made dense."""
+_DENSE_ROWS = 1024
+"""Rows of a quantised weight that are made dense at a time: they stay in the cache until they are multiplied."""
 
 
 class NativeLinear(OneDnnLinear):
@@ -24,6 +30,7 @@ class NativeLinear(OneDnnLinear):
         library = native_library()
         assert library is not None, "ask `runs_on` first"
         self._function, self._gate = library.piledriver_linear, library.piledriver_gate
+        self._dequantise = library.piledriver_dequantise
 
     @classmethod
     def runs_on(cls, device: torch.device) -> bool:
@@ -38,24 +45,50 @@ class NativeLinear(OneDnnLinear):
         *,
         invariant: bool = False,
     ) -> Tensor:
+        covered = not invariant and len(x) > 0 and _fits(x, weight, fused)
+        if isinstance(weight, Tensor):
+            if covered and len(x) <= MOST_ROWS:
+                return self._few_rows(x, weight, fused)
+        elif fits_native_weight(weight):
+            weight = weight._replace(scales=weight.scales.float())
+            if covered:
+                product = self._few_rows if len(x) <= _MOST_QUANTISED_ROWS else self._many_rows
+                return product(x, weight, fused)
+            weight = self._dense(weight)
+        return super().__call__(x, weight, fused, invariant=invariant)
+
+    def _few_rows(self, x: Tensor, weight: Tensor | QuantisedWeight, fused: Fused) -> Tensor:
         rows, columns = x.shape
-        if invariant or not 0 < rows <= MOST_ROWS or not isinstance(weight, Tensor) or not _fits(x, weight, fused):
-            return super().__call__(x, weight, fused, invariant=invariant)
         norm, eps, bias, gate_block, residual = fused
-        outputs = weight.shape[0]
+        outputs, threads = weight.shape[0], torch.get_num_threads()
         out = x.new_empty(rows, outputs // 2 if gate_block else outputs)
         arranged = x.new_empty(rows * (columns + WIDEST))
+        decoded = x.new_empty(threads * CHUNK * columns) if isinstance(weight, QuantisedWeight) else None
         step = LinearStep(
             x.data_ptr(),
-            weight.data_ptr(),
-            None if norm is None else norm.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            arranged.data_ptr(),
-            out.data_ptr(),
-            *(rows, columns, outputs, gate_block, eps, torch.get_num_threads()),
+            weight_address(weight),
+            *(None if one is None else one.data_ptr() for one in (norm, bias, residual, arranged, decoded, out)),
+            *(rows, columns, outputs, gate_block, eps, threads),
         )
         self._function(step)
+        return out
+
+    def _many_rows(self, x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
+        x = fused.normalised(x)
+        out = x.new_empty(len(x), weight.shape[0])
+        for first in range(0, weight.shape[0], _DENSE_ROWS):
+            rows = slice(first, first + _DENSE_ROWS)
+            zeros = None if weight.zeros is None else weight.zeros[rows]
+            dense = self._dense(QuantisedWeight(weight.kind, weight.data[rows], weight.scales[rows], zeros))
+            out[:, rows] = torch.ops.mkldnn._linear_pointwise(x, dense, None, "none", [], "")
+        out = out if fused.bias is None else out.add_(fused.bias)
+        out = self.gate(out, fused.gate_block) if fused.gate_block else out
+        return out if fused.residual is None else out.add_(fused.residual)
+
+    def _dense(self, weight: QuantisedWeight) -> Tensor:
+        """Return what codes stand for, in fp32."""
+        out = torch.empty(weight.shape)
+        self._dequantise(weight_address(weight), *weight.shape, out.data_ptr(), torch.get_num_threads())
         return out
 
     def gate(self, x: Tensor, block: int) -> Tensor:
@@ -67,13 +100,34 @@ class NativeLinear(OneDnnLinear):
         return out
 
 
-def _fits(x: Tensor, weight: Tensor, fused: Fused) -> bool:
+def weight_address(weight: Tensor | QuantisedWeight) -> WeightAddress:
+    """Return what a C kernel reads a weight by; it does not keep the weight."""
+    if isinstance(weight, Tensor):
+        return WeightAddress(weight.data_ptr(), None, None, 0, 32)
+    zeros = None if weight.zeros is None else weight.zeros.data_ptr()
+    return WeightAddress(
+        weight.data.data_ptr(), weight.scales.data_ptr(), zeros, weight.group, 8 if weight.kind == "int8" else 4
+    )
+
+
+def fits_native_weight(weight: Tensor | QuantisedWeight) -> bool:
+    """Return whether the C kernel reads a weight, apart from the dtype of its scales."""
+    if isinstance(weight, Tensor):
+        return is_plain(weight)
+    whole = weight.group == weight.shape[1] and weight.group % WIDEST == 0  # rows of whole vectors
+    if not (weight.kind == "int4" or (weight.kind == "int8" and whole)):
+        return False
+    parts = (weight.data, weight.scales, weight.zeros)
+    return all(part is None or (part.is_cpu and part.is_contiguous()) for part in parts)
+
+
+def _fits(x: Tensor, weight: Tensor | QuantisedWeight, fused: Fused) -> bool:
     """Return whether the C kernel covers these tensors; for wrong shapes the others raise torch's errors."""
     norm, _, bias, gate_block, residual = fused
     (rows, columns), outputs = x.shape, weight.shape[0]
-    if torch.is_grad_enabled() or not is_plain(x, weight, norm, bias, residual) or weight.shape[1] != columns:
+    if torch.is_grad_enabled() or not is_plain(x, norm, bias, residual) or weight.shape[1] != columns:
         return False
-    if gate_block and outputs % (2 * gate_block):
+    if not fits_native_weight(weight) or (gate_block and outputs % (2 * gate_block)):
         return False
     result = rows, outputs // 2 if gate_block else outputs
     wanted = ((norm, (columns,)), (bias, (outputs,)), (residual, result))

@@ -3,8 +3,8 @@
 #include "step.h"
 
 typedef struct {
-    const float *attention_norm, *qkv, *qkv_bias, *out, *out_bias;
-    const float *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    weight qkv, out, gate_up, down;
+    const float *attention_norm, *qkv_bias, *out_bias, *mlp_norm, *gate_up_bias, *down_bias;
     float *keys, *values;
     int64_t window, gate_block;
 } block;
@@ -12,7 +12,7 @@ typedef struct {
 /* `x` is the residual stream of [rows, dim], changed in place. The others are memory for results on the way. */
 typedef struct {
     const block *blocks;
-    float *x, *projected, *mixed, *gated, *arranged;
+    float *x, *projected, *mixed, *gated, *arranged, *decoded;
     int64_t count, dim, mlp_dim;
     float eps;
     attention_step attention;
@@ -24,7 +24,7 @@ void piledriver_decode(const decode_step *s) {
 #pragma omp parallel num_threads(attention.threads) firstprivate(attention)
     for (const block *b = s->blocks; b < s->blocks + s->count; b++) {
         const linear_step project = {
-            s->x, b->qkv, b->attention_norm, b->qkv_bias, 0, s->arranged, s->projected, rows, s->dim,
+            s->x, b->qkv, b->attention_norm, b->qkv_bias, 0, s->arranged, s->decoded, s->projected, rows, s->dim,
             width * (group + 2), 0, s->eps, 0};
         linear_in_team(&project);
 #pragma omp barrier
@@ -32,16 +32,16 @@ void piledriver_decode(const decode_step *s) {
         attend_in_team(&attention);
 #pragma omp barrier
         const linear_step out = {
-            s->mixed, b->out, 0, b->out_bias, s->x, s->arranged, s->x, rows, width * group, s->dim, 0, 0, 0};
+            s->mixed, b->out, 0, b->out_bias, s->x, s->arranged, s->decoded, s->x, rows, width * group, s->dim, 0, 0, 0};
         linear_in_team(&out);
 #pragma omp barrier
         const linear_step gate_up = {
-            s->x, b->gate_up, b->mlp_norm, b->gate_up_bias, 0, s->arranged, s->gated, rows, s->dim, 2 * s->mlp_dim,
+            s->x, b->gate_up, b->mlp_norm, b->gate_up_bias, 0, s->arranged, s->decoded, s->gated, rows, s->dim, 2 * s->mlp_dim,
             b->gate_block, s->eps, 0};
         linear_in_team(&gate_up);
 #pragma omp barrier
         const linear_step down = {
-            s->gated, b->down, 0, b->down_bias, s->x, s->arranged, s->x, rows, s->mlp_dim, s->dim, 0, 0, 0};
+            s->gated, b->down, 0, b->down_bias, s->x, s->arranged, s->decoded, s->x, rows, s->mlp_dim, s->dim, 0, 0, 0};
         linear_in_team(&down);
 #pragma omp barrier
     }

@@ -18,9 +18,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from piledriver.kernels.native.steps import MOST_QUERY, WIDEST, AttentionStep, DecodeStep, LinearStep
+from piledriver.kernels.native.steps import (
+    CHUNK,
+    MOST_QUERY,
+    WIDEST,
+    AttentionStep,
+    DecodeStep,
+    LinearStep,
+    WeightAddress,
+)
 
-_FLAGS = ("-O2", "-march=native", "-fopenmp", "-fPIC", f"-DMOST_QUERY={MOST_QUERY}", f"-DWIDEST={WIDEST}")
+_FLAGS = (
+    *("-O2", "-march=native", "-fopenmp", "-fPIC"),
+    *(f"-DCHUNK={CHUNK}", f"-DMOST_QUERY={MOST_QUERY}", f"-DWIDEST={WIDEST}"),
+)
 _HERE = Path(__file__).parent
 _SECONDS = 60
 
@@ -46,6 +57,10 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         function = library[f"piledriver_{name}"]
         function.argtypes, function.restype = [ctypes.POINTER(step)], None
         setattr(library, f"piledriver_{name}", function)
+    library.piledriver_dequantise.argtypes = [
+        *(ctypes.POINTER(WeightAddress), ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
+    ]
+    library.piledriver_dequantise.restype = None
     library.piledriver_rotate_and_store.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 6 + [ctypes.c_int]
     library.piledriver_rotate_and_store.restype = None
     library.piledriver_gate.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int]

@@ -1,76 +1,9 @@
-/* A linear layer of a few fp32 rows, bound by reading the weight once, as it lies: [outputs, columns].
-
-A tile of rows and outputs is a block of registers, each a vector of partial sums over the columns. The order of a sum
-depends on the number of columns alone. The input is arranged in parts of up to TILE_ROWS rows: the first vectors of all
-rows, then the second ones, and so on, zeros at the end. */
+/* A linear layer of a few fp32 rows, bound by reading the weight once. */
 
 #include <math.h>
+#include <omp.h>
 
-#include "step.h"
-#include "vector.h"
-
-#define TILE_ROWS (REGISTERS / 4)
-#define OUTPUTS 3
-#define CHUNK 48
-
-INLINE void tile(const int rows, const int outputs, const float *x, const float *weight, int64_t columns, float *out) {
-    vec sums[TILE_ROWS][OUTPUTS];
-#pragma GCC unroll 8
-    for (int row = 0; row < rows; row++)
-#pragma GCC unroll 3
-        for (int output = 0; output < outputs; output++)
-            sums[row][output] = (vec){};
-    int64_t column = 0;
-    for (; column + LANES <= columns; column += LANES) {
-        vec weights[OUTPUTS];
-#pragma GCC unroll 3
-        for (int output = 0; output < outputs; output++) {
-            weights[output] = load(weight + output * columns + column);
-            __builtin_prefetch(weight + (output + OUTPUTS) * columns + column, 0, 2);
-        }
-#pragma GCC unroll 8
-        for (int row = 0; row < rows; row++) {
-            const vec values = load(x + row * LANES);
-#pragma GCC unroll 3
-            for (int output = 0; output < outputs; output++)
-                sums[row][output] += values * weights[output];
-        }
-        x += rows * LANES;
-    }
-    for (int row = 0; row < rows; row++)
-        for (int output = 0; output < outputs; output++) {
-            float sum = total(sums[row][output]);
-            for (int64_t rest = column; rest < columns; rest++)
-                sum += x[row * LANES + rest - column] * weight[output * columns + rest];
-            out[row * CHUNK + output] = sum;
-        }
-}
-
-#define CASE(count)                                                                                                    \
-    case count:                                                                                                        \
-        for (; output + OUTPUTS <= outputs; output += OUTPUTS)                                                         \
-            tile(count, OUTPUTS, x, weight + output * columns, columns, out + output);                                 \
-        for (; output < outputs; output++)                                                                             \
-            tile(count, 1, x, weight + output * columns, columns, out + output);                                       \
-        break;
-
-/* The product of a part of the rows with some outputs. */
-static void part_product(
-    int64_t rows, const float *x, const float *weight, int64_t columns, int64_t outputs, float *out) {
-    int64_t output = 0;
-    switch (rows) {
-        CASE(1)
-        CASE(2)
-        CASE(3)
-        CASE(4)
-#if TILE_ROWS == 8
-        CASE(5)
-        CASE(6)
-        CASE(7)
-        CASE(8)
-#endif
-    }
-}
+#include "product.h"
 
 typedef struct {
     const float *x;
@@ -79,11 +12,18 @@ typedef struct {
 
 INLINE int64_t first_row(const input *in, int64_t part) { return in->rows * part / in->parts; }
 
-/* The product of all rows with at most CHUNK outputs, to [rows, CHUNK]. */
-static void product(const input *in, const float *weight, int64_t outputs, float *out) {
+/* The product of all rows with at most CHUNK outputs from `first` on, to [rows, CHUNK]. Codes that several parts read
+are decoded once, to `decoded`. */
+static void product(const input *in, const weight *w, int64_t first, int64_t outputs, float *decoded, float *out) {
+    const weight plain = {decoded, 0, 0, 0, 32};
+    if (w->scales && in->parts > 1) {
+        decode_outputs(w, in->columns, first, outputs, decoded);
+        w = &plain;
+        first = 0;
+    }
     for (int64_t part = 0; part < in->parts; part++) {
-        const int64_t first = first_row(in, part), count = first_row(in, part + 1) - first;
-        part_product(count, in->x + first * in->padded, weight, in->columns, outputs, out + first * CHUNK);
+        const int64_t row = first_row(in, part), count = first_row(in, part + 1) - row;
+        part_product(w, count, in->x + row * in->padded, in->columns, first, outputs, out + row * CHUNK);
     }
 }
 
@@ -138,6 +78,7 @@ void linear_in_team(const linear_step *s) {
     const int64_t block = gate_block ? gate_block : s->outputs;
     const int64_t padded = (columns + LANES - 1) / LANES * LANES;
     const input in = {s->arranged, rows, columns, padded, (rows + TILE_ROWS - 1) / TILE_ROWS};
+    float *decoded = s->decoded ? s->decoded + omp_get_thread_num() * CHUNK * columns : 0;
     float sums[rows * CHUNK], ups[rows * CHUNK];
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
@@ -155,9 +96,9 @@ void linear_in_team(const linear_step *s) {
             const int64_t inside = unit % block;
             count = end - unit < block - inside ? end - unit : block - inside;
             const int64_t first = gate_block ? 2 * unit - inside : unit;
-            product(&in, s->weight + first * columns, count, sums);
+            product(&in, &s->weight, first, count, decoded, sums);
             if (gate_block)
-                product(&in, s->weight + (first + block) * columns, count, ups);
+                product(&in, &s->weight, first + block, count, decoded, ups);
             for (int64_t row = 0; row < rows; row++) {
                 float *sum = sums + row * CHUNK, *up = ups + row * CHUNK;
                 for (int64_t at = 0; s->bias && at < count; at++) {
@@ -179,4 +120,13 @@ void linear_in_team(const linear_step *s) {
 void piledriver_linear(const linear_step *s) {
 #pragma omp parallel num_threads(s->threads)
     linear_in_team(s);
+}
+
+/* Write what the codes of a weight stand for, [outputs, columns]. */
+void piledriver_dequantise(const weight *w, int64_t outputs, int64_t columns, float *out, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t first = 0; first < outputs; first += CHUNK) {
+        const int64_t count = first + CHUNK < outputs ? CHUNK : outputs - first;
+        decode_outputs(w, columns, first, count, out + first * columns);
+    }
 }

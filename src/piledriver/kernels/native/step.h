@@ -2,12 +2,26 @@
 
 #include <stdint.h>
 
+/* A weight of [outputs, columns]: fp32, or codes with a scale for each group of columns of an output. Codes are int8
+with one group, or 4 bits of which byte j of a group of g columns holds columns j (low bits) and j + g / 2; `zeros` are
+the codes that mean 0, or null if all are 8. `scales` is null for fp32. */
+typedef struct {
+    const void *data;
+    const float *scales;
+    const uint8_t *zeros;
+    int64_t group;
+    int bits;
+} weight;
+
 /* out = x @ weight.T + bias of [rows, outputs]; with `gate_block`, silu(gate) * up of blocks of outputs that alternate;
 plus `residual`, which may be `out`. With `norm`, x is normalised first. `arranged` is memory for all rows, each padded
-to whole vectors. Pointers may be null where nothing is to be done. */
+to whole vectors; `decoded`, for codes and more rows than a part has, of [threads, CHUNK, columns]. Pointers may be null
+where nothing is to be done. */
 typedef struct {
-    const float *x, *weight, *norm, *bias, *residual;
-    float *arranged, *out;
+    const float *x;
+    weight weight;
+    const float *norm, *bias, *residual;
+    float *arranged, *decoded, *out;
     int64_t rows, columns, outputs, gate_block;
     float eps;
     int threads;

@@ -2,6 +2,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -56,6 +59,32 @@ INLINE float total(vec value) {
     const quarter four = fold(value);
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
+
+/* The next bytes as numbers. GCC widens bytes one by one, so that the instruction is named where there is one. */
+#if LANES == 16
+INLINE ivec widen(const int8_t *at) { return (ivec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)); }
+INLINE ivec widen_unsigned(const uint8_t *at) {
+    return (ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at));
+}
+#elif defined(__AVX2__)
+INLINE ivec widen(const int8_t *at) { return (ivec)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
+INLINE ivec widen_unsigned(const uint8_t *at) {
+    return (ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at));
+}
+#else
+typedef int8_t bytes __attribute__((vector_size(LANES)));
+typedef uint8_t unsigned_bytes __attribute__((vector_size(LANES)));
+INLINE ivec widen(const int8_t *at) {
+    bytes some;
+    memcpy(&some, at, sizeof some);
+    return __builtin_convertvector(some, ivec);
+}
+INLINE ivec widen_unsigned(const uint8_t *at) {
+    unsigned_bytes some;
+    memcpy(&some, at, sizeof some);
+    return __builtin_convertvector(some, ivec);
+}
+#endif
 
 INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
 

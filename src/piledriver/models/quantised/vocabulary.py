@@ -28,7 +28,10 @@ class QuantisedEmbedding(QuantisedCodes):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the rows of tokens in the dtype of the scales."""
-        return self.weight[tokens].to(self.scales.dtype) * self.scales[tokens, 0, None]
+        codes = self.weight[tokens]
+        if self.kind == "fp8":  # which has no arithmetic of its own
+            codes = codes.to(self.scales.dtype)
+        return codes * self.scales[tokens]
 
 
 def check_vocabulary(

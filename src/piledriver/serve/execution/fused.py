@@ -73,11 +73,7 @@ class FusedForward:
             return False
         if not _is_resident(model, weight.device):
             return False
-        layers = (Linear, QuantisedLinear) if on_gpu else (Linear,)
-        head = _head(model)
-        return all(_is_plain(cast(Block, block), layers) for block in model.blocks.values()) and (
-            isinstance(head, Tensor) or (on_gpu and head is not None)
-        )
+        return _head(model) is not None and all(_is_plain(cast(Block, block)) for block in model.blocks.values())
 
     def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch, rows: Tensor | None = None) -> Tensor:
         """See `Forward`."""
@@ -149,14 +145,14 @@ def _is_resident(model: Transformer, device: torch.device) -> bool:
     )
 
 
-def _is_plain(block: Block, layers: tuple[type, ...]) -> bool:
+def _is_plain(block: Block) -> bool:
     attention, mlp = block.attention, block.mlp
     if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP) or mlp.activation != "silu":
         return False
     norms: list[nn.Module | None] = [block.attention_norm, block.mlp_norm]
     linears: list[nn.Module] = [attention.qkv, attention.out, mlp.gate_up, mlp.down]
     return all(type(norm) is RMSNorm and norm.weight is not None for norm in norms) and all(
-        type(layer) in layers for layer in linears
+        type(layer) in (Linear, QuantisedLinear) for layer in linears
     )
 
 
@@ -169,15 +165,15 @@ def _native_blocks(model: Transformer, cache: PagedCache) -> list[DecodeBlock]:
     modules: list[Any] = list(model.blocks.values())
     blocks = [
         DecodeBlock(
+            _weight(attention.qkv),
+            _weight(attention.out),
+            _weight(mlp.gate_up),
+            _weight(mlp.down),
             block.attention_norm.weight,
-            attention.qkv.weight,
             attention.qkv.bias,
-            attention.out.weight,
             attention.out.bias,
             block.mlp_norm.weight,
-            mlp.gate_up.weight,
             mlp.gate_up.bias,
-            mlp.down.weight,
             mlp.down.bias,
             keys,
             values,
