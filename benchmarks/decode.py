@@ -12,6 +12,7 @@ on). One JSON line per row: `ours`, the peers, and `limit` where reading the wei
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import gc
 import json
@@ -325,17 +326,23 @@ def start_seconds(folder: str) -> dict[str, float]:
 
 
 def cpu_rows(with_peer: bool, new: int) -> None:
-    """124M in fp32: one prompt, and 8 prompts of different lengths and answers of different lengths."""
+    """124M in fp32: one prompt, and 8 prompts of different lengths and answers of different lengths; then quantised."""
     config = preset("gpt2-124m", vocab_size=50304)
     model = fresh(config, "cpu", torch.float32)
-    engine = Engine(model, max_context=1024, prefix_cache=False)
     lengths = [16, 40, 64, 96, 128, 192, 256, 320]
     news = [new * (at + 1) // 8 for at in range(8)][::-1]
     one, ragged = prompts(config, 1, 64), [prompts(config, 1, length)[0] for length in lengths]
     asked = [greedy(max(count, 1)) for count in news]
-    ours_one = new / timed(lambda: engine.generate(one, greedy(new)), 3, 1)
-    ours_many = sum(news) / timed(lambda: engine.generate(ragged, asked), 3, 1)
-    figures: dict[str, Any] = {"ours": {"one prompt": ours_one, "8 ragged prompts": ours_many}}
+
+    def speeds(model: Transformer) -> dict[str, float]:
+        engine = Engine(model, max_context=1024, prefix_cache=False)
+        first = new / timed(lambda: engine.generate(one, greedy(new)), 3, 1)
+        return {
+            "one prompt": first,
+            "8 ragged prompts": sum(news) / timed(lambda: engine.generate(ragged, asked), 3, 1),
+        }
+
+    figures: dict[str, Any] = {"ours": speeds(model)}
     if with_peer:
         with tempfile.TemporaryDirectory() as folder:
             save_folder(model, folder)
@@ -348,7 +355,12 @@ def cpu_rows(with_peer: bool, new: int) -> None:
             first = new / timed(lambda: peer.generate(row, attention_mask=torch.ones_like(row), **options), 3, 1)
             many = sum(news) / timed(lambda: peer.generate(padded, attention_mask=mask, **options), 3, 1)
             figures["peer"] = {"one prompt": first, "8 ragged prompts": many}
-    say("decode on CPU, 124M fp32", threads=torch.get_num_threads(), **figures)
+    threads = torch.get_num_threads()
+    say("decode on CPU, 124M fp32", threads=threads, **figures)
+    for kind in ("int8", "int4"):
+        small = quantise_linears(copy.deepcopy(model), kind, head="int8")  # type: ignore[arg-type]
+        dense = speeds(model)  # again, as near in time
+        say(f"quantised decode on CPU, 124M {kind}", threads=threads, ours=speeds(small), dense=dense)
 
 
 def main() -> None:

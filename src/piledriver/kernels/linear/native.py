@@ -14,7 +14,7 @@ from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.onednn import OneDnnLinear
 from piledriver.kernels.linear.weights import QuantisedWeight
 from piledriver.kernels.native.library import native_library
-from piledriver.kernels.native.steps import CHUNK, MOST_ROWS, WIDEST, LinearStep, WeightAddress
+from piledriver.kernels.native.steps import CHUNK, LEAST_PART, MOST_ROWS, WIDEST, LinearStep, WeightAddress
 from piledriver.kernels.native.tensors import is_plain
 
 _MOST_QUANTISED_ROWS = 48
@@ -54,7 +54,7 @@ class NativeLinear(OneDnnLinear):
             if covered:
                 product = self._few_rows if len(x) <= _MOST_QUANTISED_ROWS else self._many_rows
                 return product(x, weight, fused)
-            weight = self._dense(weight)
+            weight = self._dense(weight, torch.empty(weight.shape))
         return super().__call__(x, weight, fused, invariant=invariant)
 
     def _few_rows(self, x: Tensor, weight: Tensor | QuantisedWeight, fused: Fused) -> Tensor:
@@ -63,7 +63,8 @@ class NativeLinear(OneDnnLinear):
         outputs, threads = weight.shape[0], torch.get_num_threads()
         out = x.new_empty(rows, outputs // 2 if gate_block else outputs)
         arranged = x.new_empty(rows * (columns + WIDEST))
-        decoded = x.new_empty(threads * CHUNK * columns) if isinstance(weight, QuantisedWeight) else None
+        several = isinstance(weight, QuantisedWeight) and rows > LEAST_PART
+        decoded = x.new_empty(threads * CHUNK * columns) if several else None
         step = LinearStep(
             x.data_ptr(),
             weight_address(weight),
@@ -75,19 +76,20 @@ class NativeLinear(OneDnnLinear):
 
     def _many_rows(self, x: Tensor, weight: QuantisedWeight, fused: Fused) -> Tensor:
         x = fused.normalised(x)
-        out = x.new_empty(len(x), weight.shape[0])
-        for first in range(0, weight.shape[0], _DENSE_ROWS):
+        outputs, columns = weight.shape
+        out, dense = x.new_empty(len(x), outputs), x.new_empty(min(outputs, _DENSE_ROWS), columns)
+        for first in range(0, outputs, _DENSE_ROWS):
             rows = slice(first, first + _DENSE_ROWS)
             zeros = None if weight.zeros is None else weight.zeros[rows]
-            dense = self._dense(QuantisedWeight(weight.kind, weight.data[rows], weight.scales[rows], zeros))
-            out[:, rows] = torch.ops.mkldnn._linear_pointwise(x, dense, None, "none", [], "")
+            part = QuantisedWeight(weight.kind, weight.data[rows], weight.scales[rows], zeros)
+            found = self._dense(part, dense[: part.shape[0]])
+            out[:, rows] = torch.ops.mkldnn._linear_pointwise(x, found, None, "none", [], "")
         out = out if fused.bias is None else out.add_(fused.bias)
         out = self.gate(out, fused.gate_block) if fused.gate_block else out
         return out if fused.residual is None else out.add_(fused.residual)
 
-    def _dense(self, weight: QuantisedWeight) -> Tensor:
-        """Return what codes stand for, in fp32."""
-        out = torch.empty(weight.shape)
+    def _dense(self, weight: QuantisedWeight, out: Tensor) -> Tensor:
+        """Write what codes stand for to `out`, and return it."""
         self._dequantise(weight_address(weight), *weight.shape, out.data_ptr(), torch.get_num_threads())
         return out
 

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 MOST_ROWS = 8
 """Rows whose products are bound by reading the weight; beyond, oneDNN's tiles are faster."""
+LEAST_PART = 4
+"""Rows that share the registers of a tile on every machine; more are several parts on some."""
 CHUNK = 48
 """Outputs that a thread computes at a time; defined in C by a compiler flag, as the following numbers are."""
 WIDEST = 16
