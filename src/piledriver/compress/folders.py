@@ -149,6 +149,7 @@ def report_folders(config: ReportConfig) -> dict[str, Any]:
         out=config.out,
         device=config.device,
         speed=config.speed,
+        show_progress=True,
     )
 
 

@@ -16,6 +16,7 @@ from piledriver.compress.comparison.page import comparison_page
 from piledriver.compress.measure import paired_change
 from piledriver.core import storage
 from piledriver.core.errors import UsageError
+from piledriver.core.progress import track
 from piledriver.data.tokenizer.open import NoTokenizerError, open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate import DocumentScore, Figures, TransformerScorer, bits_per_byte, summarise
@@ -42,6 +43,7 @@ def compare_models(
     device: torch.device | str | None = None,
     speed: bool = True,
     new_tokens: int = _NEW_TOKENS,
+    show_progress: bool = False,
 ) -> dict[str, Any]:
     """Compare models with the first of them, and return the report; with `out`, write report.html and report.json.
 
@@ -65,7 +67,8 @@ def compare_models(
     place = torch.device(device) if device is not None else _default_device()
     rows: list[dict[str, Any]] = []
     first: list[DocumentScore] | None = None
-    for name, given in named.items():
+    shown = track(named.items(), "report", total=len(named), unit="models") if show_progress else named.items()
+    for name, given in shown:
         model = load_folder(given) if isinstance(given, str) else given
         model = model.to(place).eval()
         scores = bits_per_byte(TransformerScorer(model), tokenizers[name], chosen)

@@ -1,8 +1,8 @@
 """Linear layers of a few fp32 rows on a CPU by a C kernel, which reads the weight once and as it lies.
 
 BLAS repacks the weight in every product of a few rows, and a packed copy takes as much memory again. Norm, bias, gate
-and residual are part of the one call. int8 and int4 codes become fp32 in registers, so that a product reads a fourth or
-an eighth of the bytes.
+and residual are part of the one call. Codes of quantised weights become fp32 in registers, so that a product reads a
+fourth or an eighth of the bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.onednn import OneDnnLinear
 from piledriver.kernels.linear.weights import QuantisedWeight
 from piledriver.kernels.native.library import native_library
-from piledriver.kernels.native.steps import CHUNK, LEAST_PART, MOST_ROWS, WIDEST, LinearStep, WeightAddress
+from piledriver.kernels.native.steps import CHUNK, KINDS, LEAST_PART, MOST_ROWS, WIDEST, LinearStep, WeightAddress
 from piledriver.kernels.native.tensors import is_plain
 
 _MOST_QUANTISED_ROWS = 48
@@ -105,19 +105,16 @@ class NativeLinear(OneDnnLinear):
 def weight_address(weight: Tensor | QuantisedWeight) -> WeightAddress:
     """Return what a C kernel reads a weight by; it does not keep the weight."""
     if isinstance(weight, Tensor):
-        return WeightAddress(weight.data_ptr(), None, None, 0, 32)
+        return WeightAddress(weight.data_ptr(), None, None, 0, KINDS["fp32"])
     zeros = None if weight.zeros is None else weight.zeros.data_ptr()
-    return WeightAddress(
-        weight.data.data_ptr(), weight.scales.data_ptr(), zeros, weight.group, 8 if weight.kind == "int8" else 4
-    )
+    return WeightAddress(weight.data.data_ptr(), weight.scales.data_ptr(), zeros, weight.group, KINDS[weight.kind])
 
 
 def fits_native_weight(weight: Tensor | QuantisedWeight) -> bool:
     """Return whether the C kernel reads a weight, apart from the dtype of its scales."""
     if isinstance(weight, Tensor):
         return is_plain(weight)
-    whole = weight.group == weight.shape[1] and weight.group % WIDEST == 0  # rows of whole vectors
-    if not (weight.kind == "int4" or (weight.kind == "int8" and whole)):
+    if weight.group % WIDEST or (weight.kind == "int8" and weight.group != weight.shape[1]):
         return False
     parts = (weight.data, weight.scales, weight.zeros)
     return all(part is None or (part.is_cpu and part.is_contiguous()) for part in parts)

@@ -15,8 +15,8 @@ INLINE int64_t first_row(const input *in, int64_t part) { return in->rows * part
 /* The product of all rows with at most CHUNK outputs from `first` on, to [rows, CHUNK]. Codes that several parts read
 are decoded once, to `decoded`. */
 static void product(const input *in, const weight *w, int64_t first, int64_t outputs, float *decoded, float *out) {
-    const weight plain = {decoded, 0, 0, 0, 32};
-    if (w->scales && in->parts > 1) {
+    const weight plain = {decoded, 0, 0, 0, FP32};
+    if (w->kind != FP32 && in->parts > 1) {
         decode_outputs(w, in->columns, first, outputs, decoded);
         w = &plain;
         first = 0;

@@ -1,5 +1,5 @@
 /* A tile of rows and outputs is a block of registers, each a vector of partial sums over the columns. The order of a sum
-depends on the number of columns alone. The weight is read once, as it lies: fp32, int8, or 4 bits in groups. */
+depends on the number of columns alone. The weight is read once, as it lies: fp32, or as codes. */
 
 #include "product.h"
 
@@ -57,24 +57,50 @@ INLINE void plain_tile(
         }
 }
 
-INLINE void int8_tile(
-    const int rows, const int outputs, const weight *w, const float *x, int64_t columns, int64_t first, float *out) {
+/* The values of e4m3 codes: their exponent and fraction as those of a number that is too small by 2^120. */
+INLINE vec fp8_values(ivec codes) {
+    return (vec)((codes & 127) << 20 | (codes & 128) << 24) * 0x1p120f;
+}
+
+INLINE vec byte_values(const int kind, const void *at) {
+    return kind == FP8 ? fp8_values(widen_unsigned(at)) : __builtin_convertvector(widen(at), vec);
+}
+
+/* Codes of a byte. If there is one group, the sum is scaled, otherwise the values. */
+INLINE void byte_tile(
+    const int kind, const int grouped, const int rows, const int outputs, const weight *w, const float *x,
+    int64_t columns, int64_t first, float *out) {
     const int8_t *data = (const int8_t *)w->data + first * columns;
+    const int64_t group = grouped ? w->group : columns, groups = columns / group;
     tile_sums sums = no_sums(rows, outputs);
-    vec weights[TOGETHER];
-    for (int64_t column = 0; column < columns; column += LANES, x += rows * LANES) {
+    for (int64_t begin = 0; begin < columns; begin += group) {
+        const float *scales = w->scales + first * groups + begin / group;
+        for (int64_t column = begin; column < begin + group; column += LANES, x += rows * LANES) {
+            vec weights[TOGETHER];
 #pragma GCC unroll 3
-        for (int output = 0; output < outputs; output++) {
-            const int8_t *codes = data + output * columns + column;
-            weights[output] = __builtin_convertvector(widen(codes), vec);
-            __builtin_prefetch(codes + AHEAD);
+            for (int output = 0; output < outputs; output++) {
+                const int8_t *codes = data + output * columns + column;
+                weights[output] = byte_values(kind, codes) * (grouped ? scales[output * groups] : 1.0f);
+                __builtin_prefetch(codes + AHEAD);
+            }
+            add(rows, outputs, x, weights, &sums);
         }
-        add(rows, outputs, x, weights, &sums);
     }
     for (int row = 0; row < rows; row++)
         for (int output = 0; output < outputs; output++)
-            out[row * CHUNK + output] = total(sums.of[row][output]) * w->scales[first + output];
+            out[row * CHUNK + output] = total(sums.of[row][output]) * (grouped ? 1.0f : w->scales[first + output]);
 }
+
+#define BYTE_TILE(name, kind, grouped)                                                                                 \
+    INLINE void name(                                                                                                  \
+        const int rows, const int outputs, const weight *w, const float *x, int64_t columns, int64_t first,            \
+        float *out) {                                                                                                  \
+        byte_tile(kind, grouped, rows, outputs, w, x, columns, first, out);                                            \
+    }
+
+BYTE_TILE(int8_tile, INT8, 0)
+BYTE_TILE(fp8_tile, FP8, 0)
+BYTE_TILE(grouped_fp8_tile, FP8, 1)
 
 /* What the 16 codes of a group stand for. */
 #if LANES == 16
@@ -154,25 +180,33 @@ INLINE void int4_tile(
 
 PRODUCT(plain_product, plain_tile, 3)
 PRODUCT(int8_product, int8_tile, 3)
+PRODUCT(fp8_product, fp8_tile, 3)
+PRODUCT(grouped_fp8_product, grouped_fp8_tile, 3)
 PRODUCT(int4_product, int4_tile, 2)
 
 void part_product(
     const weight *w, int64_t rows, const float *x, int64_t columns, int64_t first, int64_t outputs, float *out) {
-    if (!w->scales)
+    if (w->kind == FP32)
         plain_product(w, rows, x, columns, first, outputs, out);
-    else if (w->bits == 8)
+    else if (w->kind == INT8)
         int8_product(w, rows, x, columns, first, outputs, out);
-    else
+    else if (w->kind == INT4)
         int4_product(w, rows, x, columns, first, outputs, out);
+    else if (w->group == columns)
+        fp8_product(w, rows, x, columns, first, outputs, out);
+    else
+        grouped_fp8_product(w, rows, x, columns, first, outputs, out);
 }
 
 void decode_outputs(const weight *w, int64_t columns, int64_t first, int64_t outputs, float *out) {
     const int64_t half = w->group / 2, groups = columns / w->group;
     for (int64_t output = first; output < first + outputs; output++, out += columns) {
-        if (w->bits == 8) {
+        if (w->kind != INT4) {
             const int8_t *data = (const int8_t *)w->data + output * columns;
-            for (int64_t column = 0; column < columns; column += LANES)
-                store(out + column, __builtin_convertvector(widen(data + column), vec) * w->scales[output]);
+            for (int64_t column = 0; column < columns; column += LANES) {
+                const vec values = w->kind == FP8 ? byte_values(FP8, data + column) : byte_values(INT8, data + column);
+                store(out + column, values * w->scales[output * groups + column / w->group]);
+            }
             continue;
         }
         const uint8_t *data = (const uint8_t *)w->data + output * columns / 2;

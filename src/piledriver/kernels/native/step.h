@@ -2,15 +2,17 @@
 
 #include <stdint.h>
 
-/* A weight of [outputs, columns]: fp32, or codes with a scale for each group of columns of an output. Codes are int8
-with one group, or 4 bits of which byte j of a group of g columns holds columns j (low bits) and j + g / 2; `zeros` are
-the codes that mean 0, or null if all are 8. `scales` is null for fp32. */
+/* How a weight of [outputs, columns] is stored. */
+enum { FP32, INT8, INT4, FP8 };
+
+/* Codes have a scale for each group of columns of an output. Byte j of a group of g int4 codes holds columns j (low bits)
+and j + g / 2; `zeros` are the int4 codes that mean 0, or null if all are 8. int8 has one group. */
 typedef struct {
     const void *data;
     const float *scales;
     const uint8_t *zeros;
     int64_t group;
-    int bits;
+    int kind;
 } weight;
 
 /* out = x @ weight.T + bias of [rows, outputs]; with `gate_block`, silu(gate) * up of blocks of outputs that alternate;

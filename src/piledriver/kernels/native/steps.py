@@ -21,13 +21,17 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
+KINDS = {"fp32": 0, "int8": 1, "int4": 2, "fp8": 3}
+"""How a weight is stored."""
+
+
 class WeightAddress(ctypes.Structure):
     """`weight`."""
 
     _fields_: ClassVar[Any] = [
         *_fields(ctypes.c_void_p, "data scales zeros"),
         ("group", ctypes.c_int64),
-        ("bits", ctypes.c_int),
+        ("kind", ctypes.c_int),
     ]
 
 

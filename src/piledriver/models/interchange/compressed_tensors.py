@@ -107,8 +107,9 @@ def quantisation_settings(
         raise InterchangeError(
             f"layers of {len(schemes)} schemes cannot be written to one folder", fix="quantise with one scheme"
         )
-    found = [(scheme, ["Linear"]) for scheme in schemes]
-    found += [(_scheme(layer, set()), [name]) for name, layer in sorted(vocabulary.items())]
+    # Names come first: compressed-tensors warns of a name that it reaches after a class.
+    found = [(_scheme(layer, set()), [name]) for name, layer in sorted(vocabulary.items())]
+    found += [(scheme, ["Linear"]) for scheme in schemes]
     config_groups = {f"group_{i}": _group(scheme, targets) for i, (scheme, targets) in enumerate(found)}
     formats = {group["format"] for group in config_groups.values()}
     return {

@@ -85,7 +85,7 @@ def cache_blocks(
 
 def _use_huge_pages(model: Transformer) -> None:
     """Move weights on a CPU to huge pages: each step reads all of them."""
-    for weight in model.parameters():
+    for weight in (*model.parameters(), *model.buffers()):
         if weight.device.type == "cpu" and not is_dtensor(weight):
             use_huge_pages(weight.data_ptr(), weight.nbytes)
 
