@@ -114,7 +114,13 @@ def fits_native_weight(weight: Tensor | QuantisedWeight) -> bool:
     """Return whether the C kernel reads a weight, apart from the dtype of its scales."""
     if isinstance(weight, Tensor):
         return is_plain(weight)
-    if weight.group % WIDEST or (weight.kind == "int8" and weight.group != weight.shape[1]):
+    rows, columns = weight.shape
+    grid = (rows, columns // weight.group)
+    if weight.scales.shape != grid or grid[1] * weight.group != columns:
+        return False
+    if weight.zeros is not None and weight.zeros.shape != grid:
+        return False
+    if weight.group % (2 * WIDEST if weight.kind == "int4" else WIDEST) or (weight.kind == "int8" and grid[1] > 1):
         return False
     parts = (weight.data, weight.scales, weight.zeros)
     return all(part is None or (part.is_cpu and part.is_contiguous()) for part in parts)
