@@ -15,12 +15,14 @@ from torch import Tensor
 
 from piledriver import compress
 from piledriver.core.errors import CorruptFileError, PiledriverError
+from piledriver.evaluate import TransformerScorer
 from piledriver.kernels.linear import quantise_weight, weight_codes
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.codes import QuantisedCodes
 from piledriver.models.interchange import InterchangeError, load_folder, load_weights, save_folder
 from piledriver.models.interchange.quantised_layers import pack_words, unpack_words
 from piledriver.models.quantised import QuantisedLinear
+from piledriver.serve import Engine, SamplingParams
 
 SHAPE = ModelConfig(
     vocab_size=61, dim=64, layers=2, heads=4, kv_heads=2, mlp_dim=96, max_positions=64, init_std=0.08, tied=False
@@ -116,6 +118,18 @@ def test_embedding_and_head_are_stored_in_8_bits(
     assert half(TOKENS).dtype == torch.bfloat16
     assert float((half(TOKENS).float() - logits).norm() / logits.norm()) < 0.03
     assert_transformers_agrees(tmp_path, small, tolerance=3e-2 if scheme == "w8a8" else 1e-3)
+
+
+def test_a_model_without_any_parameter_is_saved_scored_and_served(tmp_path: Path) -> None:
+    bare = dataclasses.replace(SHAPE, norm="layer", norm_weight=False)  # as OLMo
+    small = compress.quantise(Transformer(bare), "w8a16", head="int8", embedding="int8")
+    assert not list(small.parameters())
+    save_folder(small, tmp_path)
+    back = load_folder(tmp_path)
+    assert torch.equal(back(TOKENS), small(TOKENS))
+    assert TransformerScorer(back).losses(TOKENS[:, :-1], TOKENS[:, 1:]).shape == (2, 23)
+    answer = Engine(back).generate([[1, 2, 3]], SamplingParams(max_tokens=1, temperature=0))[0]
+    assert answer.completions[0].token_ids == [int(small(torch.tensor([[1, 2, 3]]))[0, -1].argmax())]
 
 
 def rewrite(folder: Path, settings: dict[str, Any], encode: Any) -> dict[str, Tensor]:

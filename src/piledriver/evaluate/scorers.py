@@ -15,6 +15,7 @@ from piledriver.engine.compile import eager
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.state import state_of
 from piledriver.models import Transformer
+from piledriver.models.codes import first_weight
 from piledriver.models.decoding import NextLogits, cached_logits, decode, most_likely
 from piledriver.runtime.world import World
 
@@ -71,7 +72,7 @@ class TransformerScorer(WholeModel):
         state = state_of(model)
         self._mesh: Mesh | None = None if state is None or state.mesh.alone else state.mesh
         self._together = self._mesh is not None and self._mesh.layout.data_size > 1
-        self.device = next(model.parameters()).device if state is None else torch.device(state.mesh.device_type)
+        self.device = first_weight(model).device if state is None else torch.device(state.mesh.device_type)
 
     @torch.no_grad()
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -43,3 +43,12 @@ class QuantisedCodes(nn.Module):
         if self.scales.dtype != scales.dtype and not self.casts_scales:
             self.scales = scales.to(self.scales.device)
         return self
+
+
+def first_weight(model: nn.Module) -> Tensor:
+    """Return a weight whose dtype and device are the model's.
+
+    It is a parameter, or the scales of codes: a model whose norms have no weights may have no parameters.
+    """
+    found = next(model.parameters(), None)
+    return next(each.scales for each in model.modules() if isinstance(each, QuantisedCodes)) if found is None else found

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from piledriver.core.errors import UsageError
 from piledriver.models.attention.cache import KVCache
+from piledriver.models.codes import first_weight
 from piledriver.models.transformer import Transformer
 
 NextLogits = Callable[[Tensor], Tensor]
@@ -45,7 +46,7 @@ def decode(
 
 def cached_logits(model: Transformer, batch: int, length: int) -> NextLogits:
     """Return the `NextLogits` of a model, with a key-value cache for `length` tokens."""
-    weight = next(model.parameters())
+    weight = first_weight(model)
     cache = KVCache(model.config, batch, length, device=weight.device, dtype=model.compute_dtype or weight.dtype)
     read = 0
 

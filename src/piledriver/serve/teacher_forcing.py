@@ -12,6 +12,7 @@ from torch import Tensor
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.kernels.sampling import token_logprobs
 from piledriver.models import Transformer
+from piledriver.models.codes import first_weight
 from piledriver.serve.execution.build import choose_forward
 from piledriver.serve.execution.pages import PagedCache
 
@@ -66,7 +67,7 @@ def deterministic(model: Transformer) -> Iterator[Transformer]:
 def _row(model: Transformer, tokens: Tensor) -> Tensor:
     """Return the hidden states of one sequence, computed in one step with a cache of its own."""
     length, device = len(tokens), tokens.device
-    weight = next(model.parameters())
+    weight = first_weight(model)
     blocks = -(-length // _BLOCK)
     dtype = model.compute_dtype or weight.dtype
     cache = PagedCache(model.config, blocks, _BLOCK, length=length, device=device, dtype=dtype)

@@ -10,6 +10,7 @@ import torch
 from piledriver.core import storage
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.models.codes import first_weight
 from piledriver.serve.engine import Engine
 from piledriver.serve.placement.tiered_model import TieredModel, open_tiered
 
@@ -36,7 +37,7 @@ def open_tiered_engine(
     )
     resident = opened.stream is None
     # On a CPU fused operators hold packed copies of the weights, for which the map has no memory.
-    fused = resident and next(opened.model.parameters()).device.type != "cpu"
+    fused = resident and first_weight(opened.model).device.type != "cpu"
     longest = min(max_context, opened.model.config.max_positions)
     block = int(settings.get("block_size", 16))
     chosen = {

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from piledriver.kernels.linear import QuantisedWeight
-from piledriver.kernels.linear.native import fits_native_weight, weight_address
 from piledriver.kernels.native.library import native_library
 from piledriver.kernels.native.steps import (
     CHUNK,
@@ -20,8 +18,9 @@ from piledriver.kernels.native.steps import (
     BlockAddresses,
     DecodeStep,
 )
-from piledriver.kernels.native.tensors import is_plain
+from piledriver.kernels.native.tensors import fits_native_weight, is_plain, weight_address
 from piledriver.kernels.paged_attention.batch import PagedBatch
+from piledriver.kernels.quantised_weight import QuantisedWeight
 
 
 class DecodeBlock(NamedTuple):

@@ -7,7 +7,7 @@
 """
 
 from piledriver.kernels.linear.dispatch import linear
-from piledriver.kernels.linear.weights import (
+from piledriver.kernels.quantised_weight import (
     GROUP,
     GROUPS,
     QuantisedWeight,

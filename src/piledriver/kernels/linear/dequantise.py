@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
+from piledriver.kernels.quantised_weight import GROUP, QuantisedWeight
 
 try:
     import triton

@@ -21,7 +21,7 @@ from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, st
 from piledriver.kernels.linear.mixed.tiles import fits_mixed, mixed
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
 from piledriver.kernels.linear.tuned import tuned_kernel
-from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, dequantise_weight
+from piledriver.kernels.quantised_weight import GROUP, QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 
 _MOST_ROWS = 64

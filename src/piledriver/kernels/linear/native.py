@@ -12,10 +12,10 @@ from torch import Tensor
 
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.onednn import OneDnnLinear
-from piledriver.kernels.linear.weights import QuantisedWeight
 from piledriver.kernels.native.library import native_library
-from piledriver.kernels.native.steps import CHUNK, KINDS, LEAST_PART, MOST_ROWS, WIDEST, LinearStep, WeightAddress
-from piledriver.kernels.native.tensors import is_plain
+from piledriver.kernels.native.steps import CHUNK, LEAST_PART, MOST_ROWS, WIDEST, LinearStep
+from piledriver.kernels.native.tensors import fits_native_weight, is_plain, weight_address
+from piledriver.kernels.quantised_weight import QuantisedWeight
 
 _MOST_QUANTISED_ROWS = 48
 """Rows up to which the C kernel takes codes; beyond, oneDNN's tiles are faster, over codes that are made dense."""
@@ -100,30 +100,6 @@ class NativeLinear(OneDnnLinear):
         out = x.new_empty(rows, units)
         self._gate(x.data_ptr(), out.data_ptr(), rows, units, block, torch.get_num_threads())
         return out
-
-
-def weight_address(weight: Tensor | QuantisedWeight) -> WeightAddress:
-    """Return what a C kernel reads a weight by; it does not keep the weight."""
-    if isinstance(weight, Tensor):
-        return WeightAddress(weight.data_ptr(), None, None, 0, KINDS["fp32"])
-    zeros = None if weight.zeros is None else weight.zeros.data_ptr()
-    return WeightAddress(weight.data.data_ptr(), weight.scales.data_ptr(), zeros, weight.group, KINDS[weight.kind])
-
-
-def fits_native_weight(weight: Tensor | QuantisedWeight) -> bool:
-    """Return whether the C kernel reads a weight, apart from the dtype of its scales."""
-    if isinstance(weight, Tensor):
-        return is_plain(weight)
-    rows, columns = weight.shape
-    grid = (rows, columns // weight.group)
-    if weight.scales.shape != grid or grid[1] * weight.group != columns:
-        return False
-    if weight.zeros is not None and weight.zeros.shape != grid:
-        return False
-    if weight.group % (2 * WIDEST if weight.kind == "int4" else WIDEST) or (weight.kind == "int8" and grid[1] > 1):
-        return False
-    parts = (weight.data, weight.scales, weight.zeros)
-    return all(part is None or (part.is_cpu and part.is_contiguous()) for part in parts)
 
 
 def _fits(x: Tensor, weight: Tensor | QuantisedWeight, fused: Fused) -> bool:

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.reference import ReferenceLinear
-from piledriver.kernels.linear.weights import QuantisedWeight
+from piledriver.kernels.quantised_weight import QuantisedWeight
 
 _ROWS = 8
 """Rows that the layout is chosen for; it serves any number."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
-from piledriver.kernels.linear.weights import QuantisedWeight, dequantise_weight
+from piledriver.kernels.quantised_weight import QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import Kernel
 
 TILE = 16

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.integers.tiles import integer_tiles
-from piledriver.kernels.linear.weights import QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
+from piledriver.kernels.quantised_weight import QuantisedWeight
 from piledriver.kernels.registry import TritonKernel
 
 try:

@@ -12,7 +12,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from piledriver.kernels.linear.weights import QuantisedWeight
+from piledriver.kernels.quantised_weight import QuantisedWeight
 
 MANY: dict[str, Any] = {"kernel": "dequantised"}
 """Beyond the table: the time to dequantise a weight is small beside the product."""

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from piledriver.kernels.native.huge_pages import use_huge_pages
 from piledriver.models import Transformer
+from piledriver.models.codes import first_weight
 from piledriver.runtime.dtensor import is_dtensor
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.errors import ServeError
@@ -26,7 +27,7 @@ _WORKSPACE_BYTES = 2 << 30
 
 def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]:
     """Return the runner of a model and the number of its cache blocks."""
-    weight = next(model.parameters())
+    weight = first_weight(model)
     context = min(config.max_context or model.config.max_positions, model.config.max_positions)
     dtype = model.compute_dtype or weight.dtype
     dtype = _CACHE_DTYPES.get(config.kv_dtype, dtype)
@@ -47,7 +48,7 @@ def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]
 
 def choose_forward(model: Transformer, cache: PagedCache, *, deterministic: bool, fused: bool = True) -> Forward:
     """Return the fastest forward pass that supports a model where it is."""
-    tiled = deterministic and next(model.parameters()).device.type == "cpu"
+    tiled = deterministic and first_weight(model).device.type == "cpu"
     if fused and not tiled and FusedForward.supports(model):
         return FusedForward(model, cache, invariant=deterministic)
     return TiledForward(model, cache) if deterministic else ModuleForward(model, cache)

@@ -23,7 +23,7 @@ from piledriver.kernels.registry import HAS_TRITON
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.attention.layer import Attention
 from piledriver.models.block import Block
-from piledriver.models.codes import QuantisedCodes
+from piledriver.models.codes import QuantisedCodes, first_weight
 from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.models.layers import Embedding, Linear, RMSNorm
 from piledriver.models.loss import project
@@ -54,7 +54,7 @@ class FusedForward:
     @staticmethod
     def supports(model: Transformer) -> bool:
         """Return whether the kernels cover every part of this model."""
-        config, weight = model.config, next(model.parameters())
+        config, weight = model.config, first_weight(model)
         dtype = model.compute_dtype or weight.dtype
         on_gpu = HAS_TRITON and weight.is_cuda and dtype in (torch.bfloat16, torch.float16)
         on_cpu = weight.device.type == "cpu" and dtype == torch.float32

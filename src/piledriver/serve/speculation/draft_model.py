@@ -11,6 +11,7 @@ import torch
 
 from piledriver.kernels.sampling.reference import draw_row
 from piledriver.models import KVCache, Transformer
+from piledriver.models.codes import first_weight
 from piledriver.serve.scheduling.sequence import Sequence
 from piledriver.serve.speculation.speculator import AcceptanceRate
 
@@ -20,7 +21,7 @@ class DraftModelSpeculator:
 
     def __init__(self, model: Transformer) -> None:
         self._model = model.eval()
-        weight = next(model.parameters())
+        weight = first_weight(model)
         self._device, self._dtype = weight.device, model.compute_dtype or weight.dtype
         self._caches: dict[int, tuple[KVCache, list[int]]] = {}
         self._rates: dict[int, AcceptanceRate] = {}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options, starts_early
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
-from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
+from piledriver.kernels.quantised_weight import GROUP, QuantisedWeight
 
 try:
     import triton

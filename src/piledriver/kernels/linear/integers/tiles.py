@@ -17,8 +17,8 @@ from torch import Tensor
 from piledriver.kernels.early_launch import launch_options, prefetched, starts_early
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.integers.split import split_rows
-from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
+from piledriver.kernels.quantised_weight import GROUP, QuantisedWeight
 
 try:
     import triton

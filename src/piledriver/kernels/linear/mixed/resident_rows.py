@@ -24,7 +24,7 @@ from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.mixed.hopper import described_blocks, hopper_processors
 from piledriver.kernels.linear.mixed.row_products import BYTES, MOST_ROWS, OUTPUTS, WARPS, fits_rows
-from piledriver.kernels.linear.weights import QuantisedWeight
+from piledriver.kernels.quantised_weight import QuantisedWeight
 
 try:
     from triton.experimental import gluon

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from piledriver.kernels.linear.mixed.hopper import hopper_processors, is_aligned
 from piledriver.kernels.linear.mixed.rows import in_words
-from piledriver.kernels.linear.weights import QuantisedWeight
+from piledriver.kernels.quantised_weight import QuantisedWeight
 
 try:
     import triton

@@ -18,7 +18,7 @@ from torch import Tensor
 from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.mixed.hopper import described_blocks, hopper_processors, is_aligned, layout_of_blocks
-from piledriver.kernels.linear.weights import QuantisedWeight
+from piledriver.kernels.quantised_weight import QuantisedWeight
 
 try:
     import triton.language as tl

@@ -21,8 +21,8 @@ from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.mixed.division import OUTPUTS, UNROLLED, divide, pieces, tokens_of_tile
 from piledriver.kernels.linear.mixed.hopper import described_blocks, hopper_processors, is_aligned
-from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.linear.workspace import workspace
+from piledriver.kernels.quantised_weight import GROUP, QuantisedWeight
 
 try:
     from triton.experimental import gluon

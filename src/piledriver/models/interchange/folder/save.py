@@ -14,7 +14,7 @@ from torch import Tensor
 
 from piledriver.core import storage
 from piledriver.core.safetensors import CODES, TensorEntry
-from piledriver.models.codes import QuantisedCodes
+from piledriver.models.codes import QuantisedCodes, first_weight
 from piledriver.models.config import ModelConfig
 from piledriver.models.feed_forward.moe import Experts
 from piledriver.models.interchange.compressed_tensors import can_hold, quantisation_settings, write_layer
@@ -140,7 +140,7 @@ def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor | QuantisedCo
 def _dtypes(model: Transformer, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
     """Return the dtype in which each parameter is written; parameters of other ranks get that of the first one here."""
     here = {name: parameter.dtype for name, parameter in model.named_parameters()}
-    usual = dtype or next(iter(here.values()))
+    usual = dtype or first_weight(model).dtype
     return {
         name: torch.float32 if stays_fp32(name) else dtype or here.get(name, usual)
         for name in meta_parameters(model.config)
