@@ -280,6 +280,10 @@ def test_native_products_with_codes_are_the_formula_with_bits_of_the_row_alone(
         fused = Fused(torch.randn(columns), 1e-5, torch.randn(outputs), outputs // 2, torch.randn(rows, outputs // 2))
     found = NativeLinear()(x, small, fused)
     torch.testing.assert_close(found, ReferenceLinear()(x, small, fused), rtol=1e-4, atol=1e-3)
+    short = Fused(*(value.bfloat16() if isinstance(value, torch.Tensor) else value for value in fused))
+    half = NativeLinear()(x.bfloat16(), small, short)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), found, rtol=5e-2, atol=5e-2 * float(found.abs().max()))
     first = fused if fused.residual is None else fused._replace(residual=fused.residual[:1])
     if rows <= 4:
         assert torch.equal(NativeLinear()(x[:1], small, first), found[:1])

@@ -37,6 +37,10 @@ def test_a_cast_leaves_quantised_values_alone() -> None:
     assert layer.weight.dtype == torch.float8_e4m3fn
     assert torch.equal(layer.weight.float(), before)
     assert layer(torch.randn(2, 128, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert layer.scales.dtype == torch.float32
+    half = QuantisedLinear.from_linear(torch.nn.Linear(128, 16, dtype=torch.bfloat16), "int8")
+    assert half.half().scales.dtype == torch.bfloat16
+    assert half.float().scales.dtype == torch.float32  # exact
 
 
 @pytest.mark.parametrize("tied", [True, False])

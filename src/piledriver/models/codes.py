@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from piledriver.kernels.linear import QuantisedWeight, dequantise_weight
@@ -17,7 +18,7 @@ class QuantisedCodes(nn.Module):
     zeros: Tensor | None
 
     casts_scales: ClassVar[bool] = False
-    """Whether scales follow a cast of the module. Layers that compute in the dtype of their input keep them."""
+    """Whether scales follow a cast that rounds them. Layers that compute in the dtype of their input keep them."""
 
     def __init__(self, quantised: QuantisedWeight) -> None:
         super().__init__()
@@ -40,7 +41,8 @@ class QuantisedCodes(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.weight.dtype != data.dtype:  # fp8 codes are floats, which a cast would take
             self.weight = data.to(self.weight.device)
-        if self.scales.dtype != scales.dtype and not self.casts_scales:
+        exact = torch.promote_types(self.scales.dtype, scales.dtype) == self.scales.dtype
+        if not (exact or self.casts_scales):
             self.scales = scales.to(self.scales.device)
         return self
 

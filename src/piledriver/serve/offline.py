@@ -14,6 +14,7 @@ from piledriver.engine import Layout
 from piledriver.kernels.compile_ahead import start_compiler
 from piledriver.kernels.linear import WeightKind
 from piledriver.models import Transformer
+from piledriver.models.codes import QuantisedCodes, first_weight
 from piledriver.models.interchange import allocate_folder, load_folder, load_weights, read_folder_config
 from piledriver.models.quantised import quantise_linears
 from piledriver.serve.engine import Engine
@@ -77,7 +78,7 @@ def open_engine(
         return load_engine(folder, tokenizer, device=place, dtype=dtype, **settings)
     model = load_folder(folder, device=place, dtype=dtype).requires_grad_(False)
     quantise_linears(model, quantise, head="int8" if quantise == "int4" else quantise)
-    return Engine(model, tokenizer, **settings)
+    return Engine(_widened(model, dtype), tokenizer, **settings)
 
 
 def load_engine(
@@ -93,9 +94,20 @@ def load_engine(
     Without a tokenizer it takes and returns token ids.
     """
     if device.type != "cuda" or "quantization_config" in read_folder_config(folder)[1]:
-        return Engine(load_folder(folder, device=device, dtype=dtype).requires_grad_(False), tokenizer, **settings)
+        model = load_folder(folder, device=device, dtype=dtype).requires_grad_(False)
+        return Engine(_widened(model, dtype), tokenizer, **settings)
     start_compiler()
     model = allocate_folder(folder, device=device, dtype=dtype).requires_grad_(False)
     engine = Engine(model, tokenizer, **settings)
     load_weights(model, folder)
     return engine
+
+
+def _widened(model: Transformer, dtype: torch.dtype | None) -> Transformer:
+    """Compute in fp32 if a quantised model is on a CPU and no dtype is asked for.
+
+    Codes become fp32 in the products anyway, and a CPU is many times slower in 16 bits; scales and what is dense are
+    the smaller part of the memory.
+    """
+    weight, quantised = first_weight(model), any(isinstance(module, QuantisedCodes) for module in model.modules())
+    return model.float() if dtype is None and quantised and weight.device.type == "cpu" else model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ import torch
 
 from piledriver.kernels.native.library import native_library
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.codes import first_weight
 from piledriver.models.config import MoEConfig
 from piledriver.models.feed_forward.mlp import GatedMLP
+from piledriver.models.interchange import save_folder
 from piledriver.models.quantised import quantise_linears
 from piledriver.serve import Engine, SamplingParams
 from piledriver.serve.execution import fused
+from piledriver.serve.offline import load_engine
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "dim": 48, "layers": 2, "mlp_dim": 40, "max_positions": 64}
 
@@ -59,6 +63,16 @@ def test_answers_in_c_are_those_of_the_module(options: dict[str, Any], monkeypat
 def test_answers_from_codes_are_those_of_the_module(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make({"dim": 128, "mlp_dim": 128, "heads": 2, "kv_heads": 1})
     check_answers(quantise_linears(model, kind, head="int8"), monkeypatch, steps_in_c=7)
+
+
+def test_a_quantised_folder_in_16_bits_is_served_in_fp32_on_a_cpu(tmp_path: Path) -> None:
+    model, cpu = make({"heads": 3}).bfloat16(), torch.device("cpu")
+    save_folder(model, tmp_path / "dense")
+    save_folder(quantise_linears(model, "int8"), tmp_path / "small")
+    assert first_weight(load_engine(tmp_path / "dense", device=cpu).model).dtype == torch.bfloat16
+    assert first_weight(load_engine(tmp_path / "small", device=cpu, dtype=torch.bfloat16).model).dtype == torch.bfloat16
+    small = load_engine(tmp_path / "small", device=cpu).model
+    assert {tensor.dtype for tensor in small.state_dict().values()} == {torch.float32, torch.int8}
 
 
 @pytest.mark.parametrize(

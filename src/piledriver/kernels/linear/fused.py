@@ -25,5 +25,10 @@ class Fused(NamedTuple):
         """Return x after the norm."""
         return x if self.norm is None else rms_norm(x, self.norm, self.eps)
 
+    def widened(self) -> Fused:
+        """Return the same in fp32."""
+        norm, bias, residual = (None if x is None else x.float() for x in (self.norm, self.bias, self.residual))
+        return self._replace(norm=norm, bias=bias, residual=residual)
+
 
 PRODUCT_ONLY = Fused()

@@ -45,6 +45,8 @@ class NativeLinear(OneDnnLinear):
         *,
         invariant: bool = False,
     ) -> Tensor:
+        if isinstance(weight, QuantisedWeight) and _is_short(x) and not invariant:
+            return self(x.float(), weight, fused.widened()).to(x.dtype)
         covered = not invariant and len(x) > 0 and _fits(x, weight, fused)
         if isinstance(weight, Tensor):
             if covered and len(x) <= MOST_ROWS:
@@ -100,6 +102,11 @@ class NativeLinear(OneDnnLinear):
         out = x.new_empty(rows, units)
         self._gate(x.data_ptr(), out.data_ptr(), rows, units, block, torch.get_num_threads())
         return out
+
+
+def _is_short(x: Tensor) -> bool:
+    """Return whether inputs have 16 bits, outside autograd: codes become fp32 anyway, and CPUs are slow in 16 bits."""
+    return x.dtype in (torch.bfloat16, torch.float16) and not torch.is_grad_enabled()
 
 
 def _fits(x: Tensor, weight: Tensor | QuantisedWeight, fused: Fused) -> bool:
