@@ -2,6 +2,7 @@
 
 - `config`: the architecture, one frozen dataclass; `presets/`: published architectures by name
 - `transformer`, `block`, `layers`: the model; `attention/` and `feed_forward/` (MLP, mixture of experts): its sublayers
+- `quantised/`: layers with weights of 8 or 4 bits, which hold `codes` in place of a parameter
 - `loss`: cross-entropy without materialised logits; `initial_weights`: initialisation and muP learning rates
 - `model_size`: parameters, FLOPs, cache bytes; `axes`: names of dimensions, which the engine shards
 - `interchange/`: checkpoint folders of `transformers`, read and written; `interchange/families/`: their names, as data
