@@ -17,8 +17,7 @@ _MOST = {"int8": 127.0, "fp8": 448.0}
 class QuantisedLinear(QuantisedCodes):
     """A `Linear` whose weight is stored in 8 or 4 bits; inference only.
 
-    >>> layer = Linear(128, 8, bias=False)
-    >>> _ = nn.init.normal_(layer.weight)
+    >>> layer = nn.Linear(128, 8, bias=False)
     >>> small = QuantisedLinear.from_linear(layer, "int4")
     >>> x = torch.randn(3, 128)
     >>> bool((small(x) - layer(x)).abs().mean() < 0.2 * layer(x).abs().mean())
