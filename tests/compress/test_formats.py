@@ -261,6 +261,7 @@ def test_damaged_layers_are_named(model: Transformer, case: str, tmp_path: Path)
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"input_activations": {"dynamic": False}}}},
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 3}}}},
         {"quant_method": "compressed-tensors", "config_groups": [4]},
+        {"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": 3}}},
     ],
     ids=str,
 )

@@ -261,7 +261,10 @@ def test_native_products_of_any_size_are_the_formula_with_bits_of_the_row_alone(
     outputs=st.sampled_from([1, 7, 50, 140]),
     columns=st.sampled_from([128, 384]),
     form=st.sampled_from(
-        [("int8", None, True), *(("int4", group, even) for group in (32, 64, 128) for even in (0, 1))]
+        [
+            *(("int8", None, True), ("fp8", None, True), ("fp8", 128, True)),
+            *(("int4", group, even) for group in (32, 64, 128) for even in (False, True)),
+        ]
     ),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     fuses=st.booleans(),
@@ -274,7 +277,7 @@ def test_native_products_with_codes_are_the_formula_with_bits_of_the_row_alone(
     outputs *= 2 if fuses else 1
     kind, group, symmetric = form
     weight = torch.randn(outputs, columns, generator=generator).to(dtype)
-    small = quantise_weight(weight, kind, group=group, symmetric=bool(symmetric))
+    small = quantise_weight(weight, kind, group=group, symmetric=symmetric)
     fused = Fused()
     if fuses:
         fused = Fused(torch.randn(columns), 1e-5, torch.randn(outputs), outputs // 2, torch.randn(rows, outputs // 2))

@@ -11,6 +11,7 @@ from torch import Tensor
 from piledriver.kernels.native.library import native_library
 from piledriver.kernels.native.steps import (
     CHUNK,
+    LEAST_PART,
     MOST_QUERY,
     MOST_ROWS,
     WIDEST,
@@ -106,7 +107,8 @@ def native_decode(
     widths = kv_heads * (group + 2) * head_dim, kv_heads * group * head_dim, mlp_dim
     projected, mixed, gated = (x.new_empty(rows, width) for width in widths)
     arranged = x.new_empty(rows, max(dim, *widths) + WIDEST)
-    decoded = x.new_empty(threads * CHUNK * max(dim, *widths[1:]))
+    # On some machines that many rows are several parts, for which codes are decoded once.
+    decoded = x.new_empty(threads * CHUNK * max(dim, *widths[1:]) if rows > LEAST_PART else 0)
     scores = x.new_empty(threads, group, longest)
     tables = batch.tables.contiguous()
     attention = AttentionStep(
