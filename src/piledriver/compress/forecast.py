@@ -116,7 +116,8 @@ def plan_compression(
 
     `model` is a `Transformer`, a `ModelConfig`, a preset or a model folder. `to` is a scheme (`w4a16-g128`), a share of
     the block parameters to keep (`params:0.7`, split over MLP and attention), both joined by `+`, or a `SmallerShape`.
-    Speeds follow from the bytes that a step of decoding reads and the products that it computes.
+    `head` and `embedding` are those of `quantise`. Speeds follow from the bytes that a step of decoding reads and the
+    products that it computes.
 
     >>> made = plan_compression("llama-3-8b", "params:0.7+w4a16-g128", hardware="1xh100-80g")
     >>> made.after.weight_bytes < 0.3 * made.before.weight_bytes

@@ -59,9 +59,9 @@ def open_engine(
 ) -> Engine:
     """Return an engine for a model folder (config.json and safetensors) with its tokenizer.
 
-    `quantise` rounds the weights of the linear layers; an int4 model gets an int8 head. With a `layout` of tp over 1
-    each rank loads its shard: all ranks call this in connected processes, and those with `Engine.follows` then call
-    `Engine.follow`.
+    `quantise` rounds the weights of the linear layers and the output projection (to int8 for int4). With a `layout` of
+    tp over 1 each rank loads its shard: all ranks call this in connected processes, and those with `Engine.follows`
+    then call `Engine.follow`.
     """
     place = torch.device(device or torch.accelerator.current_accelerator(check_available=True) or "cpu")
     if place.type == "cuda":
