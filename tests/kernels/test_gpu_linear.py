@@ -90,7 +90,7 @@ def test_a_few_rows_are_the_formula_however_many_there_are(
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("tokens", [32, 64, 80, 96, 128, 160, 192, 256])
+@pytest.mark.parametrize("tokens", [32, 64, 80, 96, 128, 144, 160, 192, 256, 288, 320])
 def test_warp_specialised_products_have_a_bias_and_a_residual(kind: WeightKind, tokens: int) -> None:
     torch.manual_seed(0)
     for outputs, columns, rows in (

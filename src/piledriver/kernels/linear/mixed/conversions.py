@@ -58,6 +58,21 @@ if triton is not None:
             return low.to(like.dtype), high.to(like.dtype)
 
     @triton.jit
+    def half_of_int4(packed, HALF: tl.constexpr):
+        """Return the low (`HALF` 0) or the high four bits of bytes, minus 8, in bf16."""
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, m;
+            mov.b32 m, 0x43084308;
+            prmt.b32 a, $1, 0, 0x4140;
+            """ + ("shr.b32 a, a, 4;" if HALF else "") + """
+            lop3.b32 a, a, 0x000F000F, 0x43004300, 0xEA;
+            sub.rn.bf16x2 $0, a, m;
+            }""",
+            "=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+
+    @triton.jit
     def times(number, scale, ASM: tl.constexpr):
         """Return the product of two tensors of bf16, rounded to bf16, two at a time."""
         if ASM:

@@ -9,12 +9,14 @@ OUTPUTS = 128
 """Outputs of a tile."""
 UNROLLED = 4
 """Pairs of 64 columns after which warps wait for their matrix instructions, if all columns are a multiple."""
-_TOKENS = (32, 64, 80, 96, 128, 160, 192, 256)
+_TOKENS = (32, 64, 80, 96, 128, 144, 160, 192, 256, 288, 320)
 """Tokens that a tile may have: a power of two, or the sum of two."""
 _MOST_SHARES, _LEAST_PAIRS = 4, 8
 """Shares of a late tile at most, and pairs of 64 columns of a share at least."""
 _CONVERSION = {"int4": 104, "int8": 112}
 """Time to convert a pair of 64 columns, in tokens that are multiplied in the same time (fitted, see `_time`)."""
+_LARGE, _LARGE_COST = 256, 16
+"""Tiles of more tokens than this take that much longer for a pair: their sums leave few registers."""
 
 
 class Division(NamedTuple):
@@ -64,15 +66,16 @@ def _time(kind: str, bm: int, pairs: int, share: int) -> int:
     more.
     """
     further = pairs // share - 1 if pairs % share == 0 else pairs // share + 1
-    return share * (bm + _CONVERSION[kind]) + further * (450 + 2 * bm)
+    large = _LARGE_COST if bm > _LARGE else 0
+    return share * (bm + _CONVERSION[kind] + large) + further * (450 + 2 * bm)
 
 
 @functools.cache
 def tokens_of_tile(kind: str, tokens: int, outputs: int, pairs: int, processors: int) -> int:
     """Return how many tokens a tile has, so that all tiles take the least time.
 
-    >>> [tokens_of_tile("int8", tokens, 8192, 16, 132) for tokens in (160, 192, 256, 320, 512, 1024)]
-    [160, 192, 128, 160, 256, 256]
+    >>> [tokens_of_tile("int8", tokens, 8192, 16, 132) for tokens in (160, 192, 256, 320, 512, 544, 1024)]
+    [160, 192, 128, 160, 256, 288, 256]
     >>> tokens_of_tile("int4", 192, 8192, 16, 132)
     96
     """

@@ -3,10 +3,12 @@
 # ruff: noqa: N803, RUF005
 """How a group of four warps of the warp-specialised kernel turns stages of shared memory into sums.
 
-A stage has codes of 128 outputs and one or two halves of 64 columns, and as many columns of the tokens. Matrix
-instructions take 64 outputs of it from registers, where codes become bf16, and the tokens from shared memory. A stage
-is converted while the one before is multiplied. Two groups with 64 outputs each may alternate, as in the ping-pong
-schedule of FlashAttention-3: one begins the products of a stage only after the other has.
+A stage has codes of 128 outputs and one or two halves of 64 columns, and as many columns of the tokens. Codes of int4
+are of 128 columns: with stages of one half, every second one has them, and they stay in registers for the next.
+
+Matrix instructions take 64 outputs of a stage from registers, where codes become bf16, and the tokens from shared
+memory. A stage is converted while the one before is multiplied. Two groups with 64 outputs each may alternate, as in
+the ping-pong schedule of FlashAttention-3: one begins the products of a stage only after the other has.
 
 A barrier of `ready` tells that a stage is there, one for each place. The very first stage has further ones, so that
 work on its parts begins before all are there: barrier `STAGES` is that of its codes, `STAGES` + 1 of the first of two
@@ -27,7 +29,7 @@ except ImportError:
 if gluon is not None:
     from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-    from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, times
+    from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, half_of_int4, times
 
     @constexpr_function
     def piece_of(BM, PIECE):
@@ -45,26 +47,45 @@ if gluon is not None:
         """Return the layout of [64 outputs, 64 columns] of the weight as left operand."""
         return gl.DotOperandLayout(0, layout_of_sums(piece_of(BM, 0)), 2)
 
+    @constexpr_function
+    def places_of_codes(STAGES, SHARING):
+        """Return how many places for codes there are; `SHARING` stages have the same codes."""
+        return -(-STAGES // SHARING)
+
     @gluon.jit
-    def _numbers(memory, scale, turn, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
-                 HALVES: gl.constexpr, STAGES: gl.constexpr, OPENING: gl.constexpr):  # fmt: skip
-        """Return 64 outputs of a stage in bf16, as left operands of 64 columns each; `OPENING`: it may be the first."""
+    def place_of_codes(turn, STAGES: gl.constexpr, SHARING: gl.constexpr):
+        """Return the place of the codes of a stage."""
+        return turn // SHARING % places_of_codes(STAGES, SHARING)
+
+    @gluon.jit
+    def _numbers(memory, scale, packed, turn, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
+                 HALVES: gl.constexpr, STAGES: gl.constexpr, SHARING: gl.constexpr, OPENING: gl.constexpr,
+                 HIGH: gl.constexpr):  # fmt: skip
+        """Return 64 outputs of a stage in bf16, as left operands of 64 columns each, and codes of int4 as they came.
+
+        `OPENING`: it may be the first stage. `HIGH`: it is the second half of the int4 codes in `packed`.
+        """
         _, codes, ready, _, _ = memory
         barrier = turn % STAGES
         if OPENING:
             barrier = gl.where(turn == 0, STAGES, barrier)
         mbarrier.wait(ready.index(barrier), turn // STAGES & 1)
+        place = place_of_codes(turn, STAGES, SHARING)
         if INT4:
-            some = codes.index(turn % STAGES).slice(SIDE * 64, 64).load(layout_of_operand(BM))
-            low, high = from_int4(some, some, True)
-            factor = gl.expand_dims(scale, 1).broadcast_to(some.shape)
-            return times(low, factor, True), times(high, factor, True)
+            if not HIGH:
+                packed = codes.index(place).slice(SIDE * 64, 64).load(layout_of_operand(BM))
+            factor = gl.expand_dims(scale, 1).broadcast_to(packed.shape)
+            if SHARING == 2:
+                return (times(half_of_int4(packed, HIGH), factor, True),), packed
+            else:
+                low, high = from_int4(packed, packed, True)
+                return (times(low, factor, True), times(high, factor, True)), packed
         else:
             found = ()
             for half in gl.static_range(HALVES):
-                some = codes.index(turn % STAGES * HALVES + half).slice(SIDE * 64, 64).load(layout_of_operand(BM))
+                some = codes.index(place * HALVES + half).slice(SIDE * 64, 64).load(layout_of_operand(BM))
                 found = found + (from_int8(some, some, True),)
-            return found
+            return found, packed
 
     @gluon.jit
     def _add_products(totals, numbers, memory, turn, HALVES: gl.constexpr, PIECES: gl.constexpr,
@@ -110,8 +131,8 @@ if gluon is not None:
 
     @gluon.jit
     def stage_sums(memory, scales, first, turns, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
-                   PIECES: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr,
-                   ALTERNATE: gl.constexpr):  # fmt: skip
+                   PIECES: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr, SHARING: gl.constexpr,
+                   UNROLL: gl.constexpr, ALTERNATE: gl.constexpr):  # fmt: skip
         """Return [64, tokens] of each piece of a tile: 64 outputs from `SIDE` * 64 on, times its tokens.
 
         `scales` are those of the first columns, `first` is the turn that loads them. Only at the end of `UNROLL` turns
@@ -121,13 +142,13 @@ if gluon is not None:
         for piece in gl.static_range(PIECES):
             totals = totals + (gl.zeros([64, piece_of(BM, piece)], gl.float32, layout_of_sums(piece_of(BM, piece))),)
         scale = gl.load(scales)
-        numbers = _numbers(memory, scale, first, SIDE, INT4, BM, HALVES, STAGES, True)
-        scale = gl.load(scales + gl.minimum(1, turns - 1)) if INT4 else scale
+        numbers, packed = _numbers(memory, scale, 0, first, SIDE, INT4, BM, HALVES, STAGES, SHARING, True, False)
+        scale = gl.load(scales + gl.minimum(1, turns - 1) // SHARING) if INT4 else scale
         for begin in range(0, turns, UNROLL):
             before = numbers
             for step in gl.static_range(UNROLL):
                 turn = begin + step
-                following = gl.load(scales + gl.minimum(turn + 2, turns - 1)) if INT4 else scale
+                following = gl.load(scales + gl.minimum(turn + 2, turns - 1) // SHARING) if INT4 else scale
                 if ALTERNATE:
                     _await_other(memory, first + turn, SIDE)
                 totals = _add_products(totals, numbers, memory, first + turn, HALVES, PIECES, STAGES, step == 0)
@@ -140,7 +161,8 @@ if gluon is not None:
                 before = numbers
                 # After the last turn its codes are converted once more, and not used.
                 after = turn + 1 if step + 1 < UNROLL else gl.minimum(turn + 1, turns - 1)
-                numbers = _numbers(memory, scale, first + after, SIDE, INT4, BM, HALVES, STAGES, False)
+                numbers, packed = _numbers(memory, scale, packed, first + after, SIDE, INT4, BM, HALVES, STAGES,
+                                           SHARING, False, SHARING == 2 and step % 2 == 0)  # fmt: skip
                 scale = following
             totals = warpgroup_mma_wait(0, deps=totals + before)[:PIECES]
             _hand_back(memory, first + begin + UNROLL - 1, STAGES)

@@ -3,7 +3,7 @@
 # ruff: noqa: N803, N806, RUF005, SIM300
 """Linear layers of many rows with int8 or int4 weights on Hopper: one warp loads, eight convert and multiply.
 
-As many programs as processors walk over tiles of 128 outputs by up to 256 tokens. One warp of a program streams codes
+As many programs as processors walk over tiles of 128 outputs by up to 320 tokens. One warp of a program streams codes
 of the weight and tiles of the input to shared memory, also those of the next tile. Two groups of four warps turn 64
 outputs each into sums (`stage_sums`), and store those (`tile_outputs`). Where the last tiles would leave processors
 idle, all programs share their columns (`division`; stream-K, Osama et al., 2023).
@@ -34,8 +34,8 @@ except ImportError:
 
 _BYTES = 64
 """Codes of a row in a block, in bytes: a group of int4, 64 columns of int8."""
-_WIDE = 128
-"""Tokens of a tile up to which a stage has 128 columns of int8. With more, too few such stages fit; then it has 64."""
+_WIDE = {"int4": 256, "int8": 128}
+"""Tokens of a tile up to which a stage has 128 columns. With more, too few such stages fit, or registers; then 64."""
 _SHARED_BYTES, _MOST_STAGES = 226 * 1024, 8
 """Shared memory of a program, and how many stages are of use."""
 _ALTERNATING = (128, 160)
@@ -44,9 +44,15 @@ _ALTERNATING = (128, 160)
 if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.mixed.hopper import async_load, reinterpret
-    from piledriver.kernels.linear.mixed.stage_sums import layout_of_operand, piece_of, stage_sums
+    from piledriver.kernels.linear.mixed.stage_sums import (
+        layout_of_operand,
+        piece_of,
+        place_of_codes,
+        places_of_codes,
+        stage_sums,
+    )
     from piledriver.kernels.linear.mixed.tile_outputs import add_shares, keep_share, rows_of_sums, store_tile
-    from piledriver.kernels.linear.products import tile_of
+    from piledriver.kernels.linear.products import quotient, tile_of
 
     @gluon.jit
     def _own_share(work):
@@ -62,14 +68,14 @@ if gluon is not None:
     @gluon.jit
     def _tiles(work):
         """Return how many whole tiles this program computes."""
-        return (work[0] - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
+        return quotient(work[0] - gl.program_id(0) + gl.num_programs(0) - 1, gl.num_programs(0))
 
     @gluon.jit
     def _items(work):
         """Return how many items of work this program has: whole tiles, then one or two tiles of its share."""
         _, begin, end = _own_share(work)
         pairs = work[4]
-        return _tiles(work) + gl.maximum((end + pairs - 1) // pairs - begin // pairs, 0)
+        return _tiles(work) + gl.maximum(quotient(end + pairs - 1, pairs) - quotient(begin, pairs), 0)
 
     @gluon.jit
     def _item(work, item):
@@ -78,7 +84,7 @@ if gluon is not None:
         tile, begin, end = gl.program_id(0) + item * gl.num_programs(0), 0, pairs
         if item >= _tiles(work):
             _, first, last = _own_share(work)
-            late = first // pairs + item - _tiles(work)
+            late = quotient(first, pairs) + item - _tiles(work)
             tile, begin = whole + late, gl.maximum(first - late * pairs, 0)
             end = gl.minimum(last - late * pairs, pairs)
         row, column = tile_of(tile, tiles, across, 8)
@@ -90,16 +96,21 @@ if gluon is not None:
         return gl.minimum(column * BM, gl.maximum(tokens - BM, 0))
 
     @gluon.jit
-    def _load_codes(memory, weight, row, stage, turn, barrier, tokens, BLOCKS: gl.constexpr, STAGES: gl.constexpr):
-        """Load the codes of a stage. Its barrier expects as many bytes of tokens too."""
+    def _load_codes(memory, weight, row, stage, turn, barrier, tokens, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
+                    SHARING: gl.constexpr):  # fmt: skip
+        """Load the codes of a stage, unless it shares those of the one before. Its barrier expects the tokens too."""
         _, codes, ready, _, _ = memory
-        stages = reinterpret(codes, weight.dtype, [STAGES, BLOCKS, 128, 64], weight.layout)
-        mbarrier.expect(ready.index(barrier), weight.block_type.nbytes + tokens)
-        async_load(weight, [stage * BLOCKS, row, 0], ready.index(barrier), stages.index(turn % STAGES))
+        if stage % SHARING == 0:
+            shape: gl.constexpr = [places_of_codes(STAGES, SHARING), BLOCKS, 128, 64]
+            place = reinterpret(codes, weight.dtype, shape, weight.layout).index(place_of_codes(turn, STAGES, SHARING))
+            mbarrier.expect(ready.index(barrier), weight.block_type.nbytes + tokens)
+            async_load(weight, [stage // SHARING * BLOCKS, row, 0], ready.index(barrier), place)
+        else:
+            mbarrier.expect(ready.index(barrier), tokens)
 
     @gluon.jit
     def _load(memory, inputs, weight, work, tokens, BM: gl.constexpr, PIECES: gl.constexpr, BLOCKS: gl.constexpr,
-              HALVES: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+              HALVES: gl.constexpr, STAGES: gl.constexpr, SHARING: gl.constexpr):  # fmt: skip
         """Load all stages in turn, each as soon as both groups of warps are done with what its place held.
 
         Only the tokens may come from the kernel before.
@@ -108,7 +119,7 @@ if gluon is not None:
         EACH: gl.constexpr = 2 // HALVES
         _, row, _, begin, _ = _item(work, 0)
         # One stage of codes: more would delay the first tokens.
-        _load_codes(memory, weight, row * 128, begin * EACH, 0, STAGES, 0, BLOCKS, STAGES)
+        _load_codes(memory, weight, row * 128, begin * EACH, 0, STAGES, 0, BLOCKS, STAGES, SHARING)
         gdc_wait()
         turn = 0
         for item in range(_items(work)):
@@ -118,7 +129,8 @@ if gluon is not None:
                 place = turn % STAGES
                 if turn > 0:
                     mbarrier.wait(empty.index(place), (turn // STAGES & 1) ^ 1)
-                    _load_codes(memory, weight, row * 128, stage, turn, place, BM * 128 * HALVES, BLOCKS, STAGES)
+                    _load_codes(memory, weight, row * 128, stage, turn, place, BM * 128 * HALVES, BLOCKS, STAGES,
+                                SHARING)  # fmt: skip
                 else:
                     for half in gl.static_range(HALVES):
                         mbarrier.expect(ready.index(0 if half == HALVES - 1 else STAGES + 1), BM * 128)
@@ -134,7 +146,7 @@ if gluon is not None:
     @gluon.jit
     def _multiply(memory, lines, given, work, SIDE: gl.constexpr, INT4: gl.constexpr, BIAS: gl.constexpr,
                   RESIDUAL: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr, HALVES: gl.constexpr,
-                  STAGES: gl.constexpr, UNROLL: gl.constexpr, CHUNK: gl.constexpr,
+                  STAGES: gl.constexpr, SHARING: gl.constexpr, UNROLL: gl.constexpr, CHUNK: gl.constexpr,
                   ALTERNATE: gl.constexpr):  # fmt: skip
         """Compute and store 64 outputs of each tile, from `SIDE` * 64 on."""
         scales, _, _, _, partial, counters, outputs, tokens, scale_stride, _, _ = given
@@ -151,13 +163,14 @@ if gluon is not None:
             # Of int8 they are needed at the end, but come from memory.
             scale = 0 if INT4 else gl.load(scales + rows_of_sums(first, outputs, BM) * scale_stride)
             totals = stage_sums(memory, scales + rows * scale_stride + (begin if INT4 else 0), turn, turns, SIDE, INT4,
-                                BM, PIECES, HALVES, STAGES, UNROLL, ALTERNATE)  # fmt: skip
+                                BM, PIECES, HALVES, STAGES, SHARING, UNROLL, ALTERNATE)  # fmt: skip
             turn += turns
             # A program computes the first columns of a tile last, when others have computed the rest, and adds all.
             # If shares divide tiles evenly, all end together: the first share adds one side, the last the other. These
             # wait for each other, but they are of neighbouring programs, which run at the same time.
-            head, tail = (tile - whole) * pairs // share, ((tile - whole + 1) * pairs - 1) // share
-            adds = tail if (SIDE == 1) & (pairs % share == 0) else head
+            head = quotient((tile - whole) * pairs, share)
+            tail = quotient((tile - whole + 1) * pairs - 1, share)
+            adds = tail if (SIDE == 1) & (quotient(pairs, share) * share == pairs) else head
             counter = counters + (tile - whole) * 2 + SIDE
             if (end - begin < pairs) & (own != adds):
                 keep_share(totals, partial, counter, BM, PIECES)
@@ -174,7 +187,8 @@ if gluon is not None:
         x, further, weight, scales, bias, residual, out, partial, counters, outputs, tokens, whole, late, share, takers,
         pairs, tiles, across, scale_stride, out_stride, residual_stride,
         INT4: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, BM: gl.constexpr, BLOCKS: gl.constexpr,
-        HALVES: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr, CHUNK: gl.constexpr, ALTERNATE: gl.constexpr,
+        HALVES: gl.constexpr, STAGES: gl.constexpr, SHARING: gl.constexpr, UNROLL: gl.constexpr, CHUNK: gl.constexpr,
+        ALTERNATE: gl.constexpr,
     ):  # fmt: skip
         gdc_launch_dependents()
         PIECES: gl.constexpr = 1 if BM == piece_of(BM, 0) else 2
@@ -183,7 +197,8 @@ if gluon is not None:
         for piece in gl.static_range(PIECES):
             x_tiles = x_tiles + (gl.allocate_shared_memory(
                 x.dtype, [STAGES * HALVES, piece_of(BM, piece), 64], inputs[piece].layout),)  # fmt: skip
-        codes = gl.allocate_shared_memory(weight.dtype, [STAGES * BLOCKS, 128, 64], gl.NVMMASharedLayout(64, 8, 2))
+        codes = gl.allocate_shared_memory(weight.dtype, [places_of_codes(STAGES, SHARING) * BLOCKS, 128, 64],
+                                           gl.NVMMASharedLayout(64, 8, 2))  # fmt: skip
         lines = gl.allocate_shared_memory(gl.bfloat16, [2, CHUNK, 64], gl.NVMMASharedLayout(128, 16, 2))
         ready = gl.allocate_shared_memory(gl.int64, [STAGES + HALVES, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -201,11 +216,11 @@ if gluon is not None:
                  residual_stride)  # fmt: skip
         gl.warp_specialize(
             [
-                (_multiply, (memory, lines, given, work, 0, INT4, BIAS, RESIDUAL, BM, PIECES, HALVES, STAGES, UNROLL,
-                             CHUNK, ALTERNATE)),
-                (_multiply, (memory, lines, given, work, 1, INT4, BIAS, RESIDUAL, BM, PIECES, HALVES, STAGES, UNROLL,
-                             CHUNK, ALTERNATE)),
-                (_load, (memory, inputs, weight, work, tokens, BM, PIECES, BLOCKS, HALVES, STAGES)),
+                (_multiply, (memory, lines, given, work, 0, INT4, BIAS, RESIDUAL, BM, PIECES, HALVES, STAGES, SHARING,
+                             UNROLL, CHUNK, ALTERNATE)),
+                (_multiply, (memory, lines, given, work, 1, INT4, BIAS, RESIDUAL, BM, PIECES, HALVES, STAGES, SHARING,
+                             UNROLL, CHUNK, ALTERNATE)),
+                (_load, (memory, inputs, weight, work, tokens, BM, PIECES, BLOCKS, HALVES, STAGES, SHARING)),
             ],
             [4, 1],
             [232, 40],
@@ -232,12 +247,15 @@ def warp_specialised(
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     rows = fused.normalised(x)
     int4 = weight.kind == "int4"
-    halves = 2 if int4 or bm <= _WIDE else 1
+    halves = 2 if bm <= _WIDE[weight.kind] else 1
     blocks = 1 if int4 else halves
-    # Outputs of `chunk` tokens at a time are transposed; three stages of 256 tokens with int4 leave room for 32.
-    chunk = 32 if int4 and bm == 256 else 64
-    room = _SHARED_BYTES - 2 * OUTPUTS * chunk
-    stages = min(room // (OUTPUTS * _BYTES * blocks + bm * 128 * halves), _MOST_STAGES)
+    # Outputs of `chunk` tokens at a time are transposed; large tiles of int4 leave room for 32.
+    chunk = 32 if int4 and bm >= 256 else 64
+    # int4 has codes of 128 columns: stages of 64 share them in twos.
+    sharing = 2 if int4 and halves == 1 else 1
+    code_bytes, token_bytes, room = OUTPUTS * _BYTES * blocks, bm * 128 * halves, _SHARED_BYTES - 2 * OUTPUTS * chunk
+    counts = range(2, _MOST_STAGES + 1)
+    stages = max(count for count in counts if count * token_bytes + -(-count // sharing) * code_bytes <= room)
     _warp_specialised[(min(max(work.whole, work.takers), processors),)](
         _described_tokens(rows, first), _described_tokens(rows, rest or first),
         described_blocks(data, [blocks, OUTPUTS]), scales, x if bias is None else bias,
@@ -245,7 +263,7 @@ def warp_specialised(
         work.share, work.takers, pairs, work.tiles, work.across, scales.stride(0), out.stride(0),
         0 if residual is None else residual.stride(0),
         INT4=int4, BIAS=bias is not None, RESIDUAL=residual is not None, BM=bm, BLOCKS=blocks, HALVES=halves,
-        STAGES=stages, UNROLL=(1 if pairs % UNROLLED else UNROLLED) * (2 // halves), CHUNK=chunk,
+        STAGES=stages, SHARING=sharing, UNROLL=(1 if pairs % UNROLLED else UNROLLED) * (2 // halves), CHUNK=chunk,
         ALTERNATE=bm in _ALTERNATING, num_warps=4, maxnreg=168, **launch_options(True),
     )  # fmt: skip
     return out
