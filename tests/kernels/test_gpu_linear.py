@@ -13,6 +13,7 @@ from piledriver.kernels.linear.mixed.resident_rows import fits_resident_rows, re
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
+from piledriver.kernels.linear.table_rows import table_rows
 from piledriver.kernels.registry import HAS_TRITON
 from tests.engine.gpu import ON_GPU
 
@@ -111,6 +112,15 @@ def test_warp_specialised_products_have_a_bias_and_a_residual(kind: WeightKind, 
         found = warp_specialised(x, weight, fused, config={"bm": tokens})
         assert (found.float() - expected).abs().max() < 0.01 * expected.abs().max()
         assert torch.equal(warp_specialised(x, weight, fused, config={"bm": tokens}), found)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_rows_of_a_table_are_the_formula(kind: WeightKind) -> None:
+    torch.manual_seed(0)
+    table = quantise_weight(torch.randn(300, 1100, device="cuda", dtype=torch.bfloat16), kind)
+    tokens = torch.randint(300, (3, 7), device="cuda")
+    assert torch.equal(table_rows(table, tokens), dequantise_weight(table, torch.bfloat16)[tokens])
+    assert table_rows(table, tokens[:0]).shape == (0, 7, 1100)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from piledriver.core.errors import UsageError
 from piledriver.kernels.linear import QuantisedWeight, WeightKind, quantise_weight
+from piledriver.kernels.linear.table_rows import table_rows
 from piledriver.models.codes import QuantisedCodes
 from piledriver.models.config import ModelConfig
 from piledriver.models.layers import Embedding
@@ -28,10 +29,7 @@ class QuantisedEmbedding(QuantisedCodes):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the rows of tokens in the dtype of the scales."""
-        codes = self.weight[tokens]
-        if self.kind == "fp8":  # which has no arithmetic of its own
-            codes = codes.to(self.scales.dtype)
-        return codes * self.scales[tokens]
+        return table_rows(self.quantised, tokens)
 
 
 def check_vocabulary(
