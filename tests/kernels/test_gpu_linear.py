@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
+from piledriver.kernels.linear.embedding_rows import embedding_rows
 from piledriver.kernels.linear.fused import Fused
 from piledriver.kernels.linear.mixed.pipelined_rows import fits_pipelined_rows, pipelined_rows
 from piledriver.kernels.linear.mixed.resident_rows import fits_resident_rows, resident_rows
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
-from piledriver.kernels.linear.table_rows import table_rows
 from piledriver.kernels.registry import HAS_TRITON
 from tests.engine.gpu import ON_GPU
 
@@ -119,8 +119,8 @@ def test_rows_of_a_table_are_the_formula(kind: WeightKind) -> None:
     torch.manual_seed(0)
     table = quantise_weight(torch.randn(300, 1100, device="cuda", dtype=torch.bfloat16), kind)
     tokens = torch.randint(300, (3, 7), device="cuda")
-    assert torch.equal(table_rows(table, tokens), dequantise_weight(table, torch.bfloat16)[tokens])
-    assert table_rows(table, tokens[:0]).shape == (0, 7, 1100)
+    assert torch.equal(embedding_rows(table, tokens), dequantise_weight(table, torch.bfloat16)[tokens])
+    assert embedding_rows(table, tokens[:0]).shape == (0, 7, 1100)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -41,14 +41,14 @@ from piledriver.kernels.linear.integers.gemv import integer_gemv
 from piledriver.kernels.linear.invariant_row import invariant_row_linear
 from piledriver.kernels.linear.mixed.tiles import mixed
 from piledriver.kernels.linear.reference import ReferenceLinear
-from piledriver.kernels.linear.table_rows import _looked_up, table_rows
+from piledriver.kernels.linear.embedding_rows import _looked_up, embedding_rows
 from piledriver.kernels.linear.triton import TritonLinear
 from piledriver.kernels.paged_attention import Rotation
 torch.manual_seed(0)
 tokens = torch.tensor([[5, 0], [11, 5]])
 for kind, dtype in (("int8", torch.float32), ("int8", torch.float16), ("fp8", torch.float32)):
     table = quantise_weight(torch.randn(12, 1100, dtype=dtype), kind)
-    assert torch.equal(_looked_up(table, tokens), table_rows(table, tokens))
+    assert torch.equal(_looked_up(table, tokens), embedding_rows(table, tokens))
     assert _looked_up(table, tokens + 1)[1, 0].isnan().all()
 for rows, outputs, columns in ((1, 128, 1024), (1, 96, 384), (5, 96, 256), (20, 64, 384)):
     x, weight, norm = torch.randn(rows, columns), torch.randn(outputs, columns), torch.randn(columns)

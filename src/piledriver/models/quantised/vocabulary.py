@@ -8,7 +8,7 @@ from torch import Tensor
 
 from piledriver.core.errors import UsageError
 from piledriver.kernels.linear import QuantisedWeight, WeightKind, quantise_weight
-from piledriver.kernels.linear.table_rows import table_rows
+from piledriver.kernels.linear.embedding_rows import embedding_rows
 from piledriver.models.codes import QuantisedCodes
 from piledriver.models.config import ModelConfig
 from piledriver.models.layers import Embedding
@@ -29,7 +29,7 @@ class QuantisedEmbedding(QuantisedCodes):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the rows of tokens in the dtype of the scales."""
-        return table_rows(self.quantised, tokens)
+        return embedding_rows(self.quantised, tokens)
 
 
 def check_vocabulary(
