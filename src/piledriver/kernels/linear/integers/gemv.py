@@ -165,7 +165,8 @@ if triton is not None:
         for tile in range(first, tiles, tl.num_programs(0)):
             if LOOP:
                 following = tile + tl.num_programs(0)
-                there = following < tiles
+                # Without `True &`, Triton's interpreter gives it the dtype of the compared numbers, which no mask has.
+                there = True & (following < tiles)
                 rows = _rows_of(following * R + tl.arange(0, R), outputs, GATE)
                 next_w = _load(weight, rows, weight_stride, there, WORDS, CHUNKS)
                 next_scale = _load_scales(scales, rows, scale_stride, there, WORDS, CHUNKS, INT4, GROUP_WORDS)
