@@ -103,8 +103,8 @@ def records_of(name: str, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     # A row may go on after the name of its measure, unless another measure names all of it.
     exact = [measure for measure in measures if measure["row"] == row]
     for measure in exact or [measure for measure in measures if row.startswith(measure["row"])]:
-        each = at(line, measure["each"]) if "each" in measure else [""]
-        for key in each if isinstance(each, dict | list) else ():
+        each = at(line, measure["each"]) if "each" in measure else {"": None}
+        for key in each if isinstance(each, dict) else {}:
             spelled = {k: v.replace("{}", key) for k, v in measure.items() if isinstance(v, str)}
             over = at(line, spelled["over"]) if "over" in spelled else 1
             ours = at(line, spelled["ours"])

@@ -61,6 +61,7 @@ def test_lines_that_benchmarks_print_become_records(report: ModuleType) -> None:
     line = {"row": "sources", "ours": {"books3": 8.0, "text": None}, "peer": {"books3": 1.0}, "ratio": {"books3": 8.0}}
     (books,) = report.records_of("sources", {**line, "peers": {"books3": about}})
     assert (books["measure"], books["peer"], books["ours"], books["theirs"]) == ("books3", "html2text.", 8.0, 1.0)
+    assert list(report.records_of("linear", {"row": "linear: copy", "ours": 4.2})) == []  # not the row of the figures
     line = {"row": "shards", "ours": {"text": 90.0}, "peer": {"polars": 60.0, "datasets": "failed"}, "limit": 100}
     (text,) = report.records_of("shards", line)
     assert (text["ours"], text["peer"], text["theirs"]) == (0.9, "polars", 0.6)

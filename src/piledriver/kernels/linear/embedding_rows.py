@@ -22,7 +22,7 @@ except ImportError:
 
 _BLOCK = 1024
 _FP8_CAPABILITY = (8, 9)
-"""The oldest GPUs whose code for fp8 numbers Triton has."""
+"""The oldest NVIDIA GPUs for which Triton converts fp8 numbers."""
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
@@ -66,8 +66,11 @@ def _has_kernel(weight: QuantisedWeight, rows: Tensor) -> bool:
     """Return whether the Triton kernel takes these; torch's compiler makes one kernel of the formula itself."""
     if not (HAS_TRITON and rows.is_cuda) or torch.compiler.is_compiling():
         return False
-    readable = weight.kind == "int8" or torch.cuda.get_device_capability(rows.device) >= _FP8_CAPABILITY
-    return readable and weight.data.is_contiguous() and rows.is_contiguous() and rows.numel() > 0
+    readable = weight.kind == "int8" or (
+        torch.version.hip is None and torch.cuda.get_device_capability(rows.device) >= _FP8_CAPABILITY
+    )
+    scale_a_row = weight.scales.shape[1] == 1 and weight.scales.is_contiguous()
+    return readable and scale_a_row and weight.data.is_contiguous() and rows.is_contiguous() and rows.numel() > 0
 
 
 def _looked_up(weight: QuantisedWeight, rows: Tensor) -> Tensor:

@@ -26,9 +26,10 @@ if triton is not None:
 
     @triton.jit
     def quotient(number, divisor):
-        """Return number // divisor; a negative number gives at most 0. Exact below 2^20, and faster than in integers.
+        """Return number // divisor of numbers below 2^20, faster than in integers; at most 0 of negative numbers.
 
-        The middle between two multiples is far from both, so that an approximate quotient of floats is rounded right.
+        The approximate division of floats is off by up to 2^-22 of the quotient. number + 0.5 is 0.5 or more away from
+        a multiple of `divisor`: too far to be rounded across it.
         """
         return ((number + 0.5) / divisor).to(tl.int32)
 

@@ -86,9 +86,3 @@ def tokens_of_tile(kind: str, tokens: int, outputs: int, pairs: int, processors:
         return rounds * _time(kind, bm, pairs, pairs) + (_time(kind, bm, pairs, work.share) if work.late else 0), -bm
 
     return min(_TOKENS, key=time)
-
-
-def pieces(bm: int) -> tuple[int, int]:
-    """Return a number of tokens as a power of two and the rest."""
-    first = 1 << (bm.bit_length() - 1)
-    return first, bm - first

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
-from piledriver.kernels.linear.mixed.division import OUTPUTS, UNROLLED, divide, pieces, tokens_of_tile
+from piledriver.kernels.linear.mixed.division import OUTPUTS, UNROLLED, divide, tokens_of_tile
 from piledriver.kernels.linear.mixed.hopper import described_blocks, hopper_processors, is_aligned
 from piledriver.kernels.linear.workspace import workspace
 from piledriver.kernels.quantised_weight import GROUP, QuantisedWeight
@@ -241,7 +241,7 @@ def warp_specialised(
     _, _, bias, _, residual = fused
     data, scales, processors, pairs = weight.data, weight.scales, hopper_processors(x.device), x.shape[1] // GROUP
     bm = config["bm"] if config else tokens_of_tile(weight.kind, len(x), len(data), pairs, processors)
-    first, rest = pieces(bm)
+    first, rest = piece_of(bm, 0), piece_of(bm, 1)
     work = divide(weight.kind, len(x), len(data), pairs, bm, processors)
     partial, counters = workspace(x.device, max(work.takers * OUTPUTS * bm, 1), 2 * work.late)
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
@@ -255,7 +255,7 @@ def warp_specialised(
     sharing = 2 if int4 and halves == 1 else 1
     code_bytes, token_bytes, room = OUTPUTS * _BYTES * blocks, bm * 128 * halves, _SHARED_BYTES - 2 * OUTPUTS * chunk
     counts = range(2, _MOST_STAGES + 1)
-    stages = max(count for count in counts if count * token_bytes + -(-count // sharing) * code_bytes <= room)
+    stages = max(n for n in counts if n * token_bytes + places_of_codes(n, sharing) * code_bytes <= room)
     _warp_specialised[(min(max(work.whole, work.takers), processors),)](
         _described_tokens(rows, first), _described_tokens(rows, rest or first),
         described_blocks(data, [blocks, OUTPUTS]), scales, x if bias is None else bias,
