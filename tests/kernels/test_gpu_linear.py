@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.embedding_rows import embedding_rows
 from piledriver.kernels.linear.fused import Fused
+from piledriver.kernels.linear.mixed.division import TILE_TOKENS
 from piledriver.kernels.linear.mixed.pipelined_rows import fits_pipelined_rows, pipelined_rows
 from piledriver.kernels.linear.mixed.resident_rows import fits_resident_rows, resident_rows
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
@@ -91,7 +94,7 @@ def test_a_few_rows_are_the_formula_however_many_there_are(
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("tokens", [32, 64, 80, 96, 128, 144, 160, 192, 256, 288, 320])
+@pytest.mark.parametrize("tokens", [*TILE_TOKENS, 72])
 def test_warp_specialised_products_have_a_bias_and_a_residual(kind: WeightKind, tokens: int) -> None:
     torch.manual_seed(0)
     for outputs, columns, rows in (
@@ -112,6 +115,19 @@ def test_warp_specialised_products_have_a_bias_and_a_residual(kind: WeightKind, 
         found = warp_specialised(x, weight, fused, config={"bm": tokens})
         assert (found.float() - expected).abs().max() < 0.01 * expected.abs().max()
         assert torch.equal(warp_specialised(x, weight, fused, config={"bm": tokens}), found)
+
+
+def test_matrix_instructions_take_as_many_tokens_as_tiles_have() -> None:
+    weight = quantise_weight(torch.randn(128, 128, device="cuda", dtype=torch.bfloat16), "int8")
+    x = torch.randn(72, 128, device="cuda", dtype=torch.bfloat16)
+    if not fits_warp_specialised(x, weight, None):
+        pytest.skip("needs Hopper and Gluon")
+    from piledriver.kernels.linear.mixed.warp_specialised import _warp_specialised  # with Triton only
+
+    warp_specialised(x, weight, config={"bm": 72})
+    compiled = [one for caches in _warp_specialised.device_caches.values() for one in caches[0].values()]
+    [ptx, *_] = [one.asm["ptx"] for one in compiled if one.name == "warp_specialised_72"]
+    assert set(re.findall(r"wgmma\S+n(\d+)k16", ptx)) == {"72"}
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

@@ -19,7 +19,7 @@ from piledriver.kernels.decode.reference import ReferenceDecode
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
 from piledriver.kernels.linear.few_rows import few_rows_linear
 from piledriver.kernels.linear.fused import Fused
-from piledriver.kernels.linear.mixed.division import UNROLLED, divide
+from piledriver.kernels.linear.mixed.division import TILE_TOKENS, UNROLLED, divide
 from piledriver.kernels.linear.native import NativeLinear
 from piledriver.kernels.linear.onednn import OneDnnLinear, forget_packed
 from piledriver.kernels.linear.reference import ReferenceLinear
@@ -175,9 +175,9 @@ def test_every_number_of_tokens_has_a_kernel_that_exists_and_fills_the_processor
     assert tuned_kernel(quantise_weight(torch.zeros(512, 2048), kind), 100)["kernel"] == "warp_specialised"
 
 
-@given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 120), st.sampled_from([32, 80, 128, 192, 256]))
+@given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 120), st.sampled_from(TILE_TOKENS))
 def test_shares_of_late_tiles_are_all_their_columns(tokens: int, tiles: int, pairs: int, bm: int) -> None:
-    work = divide("int8", tokens, tiles * 128, pairs, bm, 132)
+    work = divide(tokens, tiles * 128, pairs, bm, 132)
     assert work.whole + work.late == tiles * -(-tokens // bm)
     if work.late:
         assert work.whole % 132 == 0

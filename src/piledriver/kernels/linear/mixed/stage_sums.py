@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
 # mypy: disable-error-code="assignment"
-# ruff: noqa: N803, RUF005
+# ruff: noqa: N803, N806, RUF005
 """How a group of four warps of the warp-specialised kernel turns stages of shared memory into sums.
 
 A stage has codes of 128 outputs and one or two halves of 64 columns, and as many columns of the tokens. Codes of int4
@@ -30,22 +30,17 @@ if gluon is not None:
     from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
     from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, half_of_int4, times
+    from piledriver.kernels.linear.mixed.token_tiles import padded, pieces_of, width_of
 
     @constexpr_function
-    def piece_of(BM, PIECE):
-        """Return the tokens of a piece of a tile, which loads and matrix instructions take at once: a power of two."""
-        first = 1 << (BM.bit_length() - 1)
-        return BM - first if PIECE else first
-
-    @constexpr_function
-    def layout_of_sums(BM):
+    def layout_of_sums(tokens):
         """Return the layout of [64 outputs, tokens] in four warps."""
-        return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+        return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tokens, 16])
 
     @constexpr_function
     def layout_of_operand(BM):
         """Return the layout of [64 outputs, 64 columns] of the weight as left operand."""
-        return gl.DotOperandLayout(0, layout_of_sums(piece_of(BM, 0)), 2)
+        return gl.DotOperandLayout(0, layout_of_sums(padded(width_of(BM, 0))), 2)
 
     @constexpr_function
     def places_of_codes(STAGES, SHARING):
@@ -88,15 +83,20 @@ if gluon is not None:
             return found, packed
 
     @gluon.jit
-    def _add_products(totals, numbers, memory, turn, HALVES: gl.constexpr, PIECES: gl.constexpr,
-                      STAGES: gl.constexpr, OPENING: gl.constexpr):  # fmt: skip
+    def _no_sums(TOKENS: gl.constexpr):
+        """Return zeros for [64 outputs, tokens]."""
+        return gl.zeros([64, TOKENS], gl.float32, layout_of_sums(TOKENS))
+
+    @gluon.jit
+    def _add_products(totals, numbers, memory, turn, BM: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+                      OPENING: gl.constexpr):  # fmt: skip
         """Begin to add the products of a stage: a group of instructions for 64 columns of a piece."""
         x_tiles, _, ready, _, _ = memory
         for half in gl.static_range(HALVES):
             if OPENING and turn == 0:
                 mbarrier.wait(ready.index(0 if half == HALVES - 1 else STAGES + 1), 0)
             found = ()
-            for piece in gl.static_range(PIECES):
+            for piece in gl.static_range(pieces_of(BM)):
                 tokens = x_tiles[piece].index(turn % STAGES * HALVES + half).permute((1, 0))
                 found = found + (warpgroup_mma(numbers[half], tokens, totals[piece], is_async=True),)
             totals = found
@@ -131,16 +131,17 @@ if gluon is not None:
 
     @gluon.jit
     def stage_sums(memory, scales, first, turns, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
-                   PIECES: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr, SHARING: gl.constexpr,
-                   UNROLL: gl.constexpr, ALTERNATE: gl.constexpr):  # fmt: skip
+                   HALVES: gl.constexpr, STAGES: gl.constexpr, SHARING: gl.constexpr, UNROLL: gl.constexpr,
+                   ALTERNATE: gl.constexpr):  # fmt: skip
         """Return [64, tokens] of each piece of a tile: 64 outputs from `SIDE` * 64 on, times its tokens.
 
         `scales` are those of the first columns, `first` is the turn that loads them. Only at the end of `UNROLL` turns
         are no matrix instructions in flight. With `ALTERNATE` the groups take turns to begin the products of a stage.
         """
+        PIECES: gl.constexpr = pieces_of(BM)
         totals = ()
         for piece in gl.static_range(PIECES):
-            totals = totals + (gl.zeros([64, piece_of(BM, piece)], gl.float32, layout_of_sums(piece_of(BM, piece))),)
+            totals = totals + (_no_sums(padded(width_of(BM, piece))),)
         scale = gl.load(scales)
         numbers, packed = _numbers(memory, scale, 0, first, SIDE, INT4, BM, HALVES, STAGES, SHARING, True, False)
         scale = gl.load(scales + gl.minimum(1, turns - 1) // SHARING) if INT4 else scale
@@ -151,7 +152,7 @@ if gluon is not None:
                 following = gl.load(scales + gl.minimum(turn + 2, turns - 1) // SHARING) if INT4 else scale
                 if ALTERNATE:
                     _await_other(memory, first + turn, SIDE)
-                totals = _add_products(totals, numbers, memory, first + turn, HALVES, PIECES, STAGES, step == 0)
+                totals = _add_products(totals, numbers, memory, first + turn, BM, HALVES, STAGES, step == 0)
                 if ALTERNATE:
                     _tell_other(memory, SIDE)
                 # Matrix instructions read registers until they have ended.

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
 # mypy: disable-error-code="assignment"
-# ruff: noqa: N803, N806, RUF005, SIM300
+# ruff: noqa: N803, N806
 """Linear layers of many rows with int8 or int4 weights on Hopper: one warp loads, eight convert and multiply.
 
 As many programs as processors walk over tiles of 128 outputs by up to 320 tokens. One warp of a program streams codes
@@ -14,6 +14,8 @@ for matrix instructions whose left operand was converted in registers before it 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from piledriver.kernels.early_launch import launch_options
 from piledriver.kernels.linear.fused import PRODUCT_ONLY, Fused
 from piledriver.kernels.linear.mixed.division import OUTPUTS, UNROLLED, divide, tokens_of_tile
 from piledriver.kernels.linear.mixed.hopper import described_blocks, hopper_processors, is_aligned
+from piledriver.kernels.linear.mixed.narrow_instructions import NarrowKernel
 from piledriver.kernels.linear.workspace import workspace
 from piledriver.kernels.quantised_weight import GROUP, QuantisedWeight
 
@@ -38,20 +41,26 @@ _WIDE = {"int4": 256, "int8": 128}
 """Tokens of a tile up to which a stage has 128 columns. With more, too few such stages fit, or registers; then 64."""
 _SHARED_BYTES, _MOST_STAGES = 226 * 1024, 8
 """Shared memory of a program, and how many stages are of use."""
-_ALTERNATING = (128, 160)
-"""Tokens of tiles in which the groups alternate: for all others that was slower for one of the kinds (H200)."""
+_ALTERNATING = {"int4": {*range(96, 129), *range(160, 257)}, "int8": {*range(136, 209)}}
+"""Tokens of tiles in which the groups alternate: in others that is slower (H200)."""
 
 if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.mixed.hopper import async_load, reinterpret
     from piledriver.kernels.linear.mixed.stage_sums import (
         layout_of_operand,
-        piece_of,
         place_of_codes,
         places_of_codes,
         stage_sums,
     )
     from piledriver.kernels.linear.mixed.tile_outputs import add_shares, keep_share, rows_of_sums, store_tile
+    from piledriver.kernels.linear.mixed.token_tiles import (
+        allocate_tokens,
+        layout_of_tokens,
+        load_tokens,
+        loads_of,
+        room_of,
+    )
     from piledriver.kernels.linear.products import quotient, tile_of
 
     @gluon.jit
@@ -109,44 +118,47 @@ if gluon is not None:
             mbarrier.expect(ready.index(barrier), tokens)
 
     @gluon.jit
-    def _load(memory, inputs, weight, work, tokens, BM: gl.constexpr, PIECES: gl.constexpr, BLOCKS: gl.constexpr,
-              HALVES: gl.constexpr, STAGES: gl.constexpr, SHARING: gl.constexpr):  # fmt: skip
-        """Load all stages in turn, each as soon as both groups of warps are done with what its place held.
+    def _load_first(memory, inputs, weight, work, tokens, BM: gl.constexpr, BLOCKS: gl.constexpr, HALVES: gl.constexpr,
+                    STAGES: gl.constexpr, SHARING: gl.constexpr):  # fmt: skip
+        """Load the first stage. Only its tokens may come from the kernel before."""
+        x_tiles, _, ready, _, _ = memory
+        _, row, column, begin, _ = _item(work, 0)
+        stage = begin * (2 // HALVES)
+        # One stage of codes: more would delay the first tokens.
+        _load_codes(memory, weight, row * 128, stage, 0, STAGES, 0, BLOCKS, STAGES, SHARING)
+        gdc_wait()
+        token = _first_token(column, tokens, BM)
+        for half in gl.static_range(HALVES):
+            barrier = ready.index(0 if half == HALVES - 1 else STAGES + 1)
+            mbarrier.expect(barrier, BM * 128)
+            load_tokens(x_tiles, half, inputs, token, (stage * HALVES + half) * 64, barrier, BM)
 
-        Only the tokens may come from the kernel before.
-        """
+    @gluon.jit
+    def _load(memory, inputs, weight, work, tokens, BM: gl.constexpr, BLOCKS: gl.constexpr, HALVES: gl.constexpr,
+              STAGES: gl.constexpr, SHARING: gl.constexpr):  # fmt: skip
+        """Load all stages but the first, each as soon as both groups of warps are done with what its place held."""
         x_tiles, _, ready, empty, _ = memory
         EACH: gl.constexpr = 2 // HALVES
-        _, row, _, begin, _ = _item(work, 0)
-        # One stage of codes: more would delay the first tokens.
-        _load_codes(memory, weight, row * 128, begin * EACH, 0, STAGES, 0, BLOCKS, STAGES, SHARING)
         gdc_wait()
         turn = 0
         for item in range(_items(work)):
-            _, row, column, begin, end = _item(work, item)
-            first = _first_token(column, tokens, BM)
+            row, column, begin, end = _item(work, item)[1:]
+            token = _first_token(column, tokens, BM)
             for stage in range(begin * EACH, end * EACH):
                 place = turn % STAGES
                 if turn > 0:
                     mbarrier.wait(empty.index(place), (turn // STAGES & 1) ^ 1)
-                    _load_codes(memory, weight, row * 128, stage, turn, place, BM * 128 * HALVES, BLOCKS, STAGES,
-                                SHARING)  # fmt: skip
-                else:
+                    _load_codes(memory, weight, row * 128, stage, turn, place, BM * 128 * HALVES, BLOCKS,
+                                STAGES, SHARING)  # fmt: skip
                     for half in gl.static_range(HALVES):
-                        mbarrier.expect(ready.index(0 if half == HALVES - 1 else STAGES + 1), BM * 128)
-                for half in gl.static_range(HALVES):
-                    barrier = place
-                    if half < HALVES - 1:
-                        barrier = gl.where(turn == 0, STAGES + 1, place)
-                    for piece in gl.static_range(PIECES):
-                        at = [first + piece * piece_of(BM, 0), (stage * HALVES + half) * 64]
-                        async_load(inputs[piece], at, ready.index(barrier), x_tiles[piece].index(place * HALVES + half))
+                        load_tokens(x_tiles, place * HALVES + half, inputs, token, (stage * HALVES + half) * 64,
+                                    ready.index(place), BM)  # fmt: skip
                 turn += 1
 
     @gluon.jit
     def _multiply(memory, lines, given, work, SIDE: gl.constexpr, INT4: gl.constexpr, BIAS: gl.constexpr,
-                  RESIDUAL: gl.constexpr, BM: gl.constexpr, PIECES: gl.constexpr, HALVES: gl.constexpr,
-                  STAGES: gl.constexpr, SHARING: gl.constexpr, UNROLL: gl.constexpr, CHUNK: gl.constexpr,
+                  RESIDUAL: gl.constexpr, BM: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+                  SHARING: gl.constexpr, UNROLL: gl.constexpr, CHUNK: gl.constexpr,
                   ALTERNATE: gl.constexpr):  # fmt: skip
         """Compute and store 64 outputs of each tile, from `SIDE` * 64 on."""
         scales, _, _, _, partial, counters, outputs, tokens, scale_stride, _, _ = given
@@ -163,7 +175,7 @@ if gluon is not None:
             # Of int8 they are needed at the end, but come from memory.
             scale = 0 if INT4 else gl.load(scales + rows_of_sums(first, outputs, BM) * scale_stride)
             totals = stage_sums(memory, scales + rows * scale_stride + (begin if INT4 else 0), turn, turns, SIDE, INT4,
-                                BM, PIECES, HALVES, STAGES, SHARING, UNROLL, ALTERNATE)  # fmt: skip
+                                BM, HALVES, STAGES, SHARING, UNROLL, ALTERNATE)  # fmt: skip
             turn += turns
             # A program computes the first columns of a tile last, when others have computed the rest, and adds all.
             # If shares divide tiles evenly, all end together: the first share adds one side, the last the other. These
@@ -173,16 +185,22 @@ if gluon is not None:
             adds = tail if (SIDE == 1) & (quotient(pairs, share) * share == pairs) else head
             counter = counters + (tile - whole) * 2 + SIDE
             if (end - begin < pairs) & (own != adds):
-                keep_share(totals, partial, counter, BM, PIECES)
+                keep_share(totals, partial, counter, BM)
             else:
                 if end - begin < pairs:
                     totals = add_shares(totals, partial + (own - head) * (128 * BM), 128 * BM, counter, own - head,
-                                        tail - head + 1, BM, PIECES)  # fmt: skip
+                                        tail - head + 1, BM)  # fmt: skip
                 token = _first_token(column, tokens, BM)
                 store_tile(totals, scale, lines.index(SIDE), given, first, token, column * BM - token, INT4, BIAS,
-                           RESIDUAL, BM, PIECES, CHUNK)  # fmt: skip
+                           RESIDUAL, BM, CHUNK)  # fmt: skip
 
-    @gluon.jit(do_not_specialize=["tokens", "whole", "late", "share", "takers", "tiles", "across"])
+    def _name(specialised):
+        """Return the name of the compiled kernel, with the tokens of its matrix instructions."""
+        return f"warp_specialised_{specialised.constants['BM']}"
+
+    _SIZES = ["tokens", "whole", "late", "share", "takers", "tiles", "across"]
+
+    @functools.partial(NarrowKernel, repr=_name, do_not_specialize=_SIZES)
     def _warp_specialised(
         x, further, weight, scales, bias, residual, out, partial, counters, outputs, tokens, whole, late, share, takers,
         pairs, tiles, across, scale_stride, out_stride, residual_stride,
@@ -191,36 +209,34 @@ if gluon is not None:
         ALTERNATE: gl.constexpr,
     ):  # fmt: skip
         gdc_launch_dependents()
-        PIECES: gl.constexpr = 1 if BM == piece_of(BM, 0) else 2
         inputs = (x, further)
-        x_tiles = ()
-        for piece in gl.static_range(PIECES):
-            x_tiles = x_tiles + (gl.allocate_shared_memory(
-                x.dtype, [STAGES * HALVES, piece_of(BM, piece), 64], inputs[piece].layout),)  # fmt: skip
+        x_tiles = allocate_tokens(STAGES * HALVES, BM)
         codes = gl.allocate_shared_memory(weight.dtype, [places_of_codes(STAGES, SHARING) * BLOCKS, 128, 64],
                                            gl.NVMMASharedLayout(64, 8, 2))  # fmt: skip
         lines = gl.allocate_shared_memory(gl.bfloat16, [2, CHUNK, 64], gl.NVMMASharedLayout(128, 16, 2))
         ready = gl.allocate_shared_memory(gl.int64, [STAGES + HALVES, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         begun = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        if ALTERNATE:
-            for side in gl.static_range(2):
-                mbarrier.init(begun.index(side), count=1)
-        for place in gl.static_range(STAGES + HALVES):
-            mbarrier.init(ready.index(place), count=1)
-        for place in gl.static_range(STAGES):
-            mbarrier.init(empty.index(place), count=2)
         memory = (x_tiles, codes, ready, empty, begun)
         work = (whole, late, share, takers, pairs, tiles, across)
         given = (scales, bias, residual, out, partial, counters, outputs, tokens, scale_stride, out_stride,
                  residual_stride)  # fmt: skip
+        for place in gl.static_range(STAGES + HALVES):
+            mbarrier.init(ready.index(place), count=1)
+        # Before the warps part, which takes a while.
+        _load_first(memory, inputs, weight, work, tokens, BM, BLOCKS, HALVES, STAGES, SHARING)
+        for place in gl.static_range(STAGES):
+            mbarrier.init(empty.index(place), count=2)
+        if ALTERNATE:
+            for side in gl.static_range(2):
+                mbarrier.init(begun.index(side), count=1)
         gl.warp_specialize(
             [
-                (_multiply, (memory, lines, given, work, 0, INT4, BIAS, RESIDUAL, BM, PIECES, HALVES, STAGES, SHARING,
-                             UNROLL, CHUNK, ALTERNATE)),
-                (_multiply, (memory, lines, given, work, 1, INT4, BIAS, RESIDUAL, BM, PIECES, HALVES, STAGES, SHARING,
-                             UNROLL, CHUNK, ALTERNATE)),
-                (_load, (memory, inputs, weight, work, tokens, BM, PIECES, BLOCKS, HALVES, STAGES, SHARING)),
+                (_multiply, (memory, lines, given, work, 0, INT4, BIAS, RESIDUAL, BM, HALVES, STAGES, SHARING, UNROLL,
+                             CHUNK, ALTERNATE)),
+                (_multiply, (memory, lines, given, work, 1, INT4, BIAS, RESIDUAL, BM, HALVES, STAGES, SHARING, UNROLL,
+                             CHUNK, ALTERNATE)),
+                (_load, (memory, inputs, weight, work, tokens, BM, BLOCKS, HALVES, STAGES, SHARING)),
             ],
             [4, 1],
             [232, 40],
@@ -240,9 +256,8 @@ def warp_specialised(
     """
     _, _, bias, _, residual = fused
     data, scales, processors, pairs = weight.data, weight.scales, hopper_processors(x.device), x.shape[1] // GROUP
-    bm = config["bm"] if config else tokens_of_tile(weight.kind, len(x), len(data), pairs, processors)
-    first, rest = piece_of(bm, 0), piece_of(bm, 1)
-    work = divide(weight.kind, len(x), len(data), pairs, bm, processors)
+    bm = config["bm"] if config else tokens_of_tile(len(x), len(data), pairs, processors)
+    work = divide(len(x), len(data), pairs, bm, processors)
     partial, counters = workspace(x.device, max(work.takers * OUTPUTS * bm, 1), 2 * work.late)
     out = torch.empty(len(x), len(data), dtype=x.dtype, device=x.device)
     rows = fused.normalised(x)
@@ -250,21 +265,22 @@ def warp_specialised(
     halves = 2 if bm <= _WIDE[weight.kind] else 1
     blocks = 1 if int4 else halves
     # Outputs of `chunk` tokens at a time are transposed; large tiles of int4 leave room for 32.
-    chunk = 32 if int4 and bm >= 256 else 64
+    chunk = 32 if int4 and bm > 128 else 64
     # int4 has codes of 128 columns: stages of 64 share them in twos.
     sharing = 2 if int4 and halves == 1 else 1
-    code_bytes, token_bytes, room = OUTPUTS * _BYTES * blocks, bm * 128 * halves, _SHARED_BYTES - 2 * OUTPUTS * chunk
+    code_bytes, token_bytes, room = OUTPUTS * _BYTES * blocks, room_of(bm) * halves, _SHARED_BYTES - 2 * OUTPUTS * chunk
     counts = range(2, _MOST_STAGES + 1)
     stages = max(n for n in counts if n * token_bytes + places_of_codes(n, sharing) * code_bytes <= room)
+    large, small = loads_of(bm)
     _warp_specialised[(min(max(work.whole, work.takers), processors),)](
-        _described_tokens(rows, first), _described_tokens(rows, rest or first),
+        _described_tokens(rows, large), _described_tokens(rows, small),
         described_blocks(data, [blocks, OUTPUTS]), scales, x if bias is None else bias,
         x if residual is None else residual, out, partial, counters, len(data), len(x), work.whole, work.late,
         work.share, work.takers, pairs, work.tiles, work.across, scales.stride(0), out.stride(0),
         0 if residual is None else residual.stride(0),
         INT4=int4, BIAS=bias is not None, RESIDUAL=residual is not None, BM=bm, BLOCKS=blocks, HALVES=halves,
         STAGES=stages, SHARING=sharing, UNROLL=(1 if pairs % UNROLLED else UNROLLED) * (2 // halves), CHUNK=chunk,
-        ALTERNATE=bm in _ALTERNATING, num_warps=4, maxnreg=168, **launch_options(True),
+        ALTERNATE=bm in _ALTERNATING[weight.kind], num_warps=4, maxnreg=168, **launch_options(True),
     )  # fmt: skip
     return out
 
@@ -280,5 +296,4 @@ def fits_warp_specialised(x: Tensor, weight: QuantisedWeight, residual: Tensor |
 
 def _described_tokens(rows: Tensor, count: int) -> TensorDescriptor:
     """Return the descriptor of 64 columns of `count` tokens."""
-    layout = gl.NVMMASharedLayout.get_default_for([count, 64], gl.bfloat16)
-    return TensorDescriptor.from_tensor(rows, [count, 64], layout)
+    return TensorDescriptor.from_tensor(rows, [count, 64], layout_of_tokens())
