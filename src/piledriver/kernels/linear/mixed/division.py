@@ -9,16 +9,20 @@ OUTPUTS = 128
 """Outputs of a tile."""
 UNROLLED = 4
 """Pairs of 64 columns after which warps wait for their matrix instructions, if all columns are a multiple."""
-TILE_TOKENS = (32, 48, 64, 80, 96, 104, 112, 128, 136, 144, 160, 176, 192, 208, 224, 240, 256, 288, 320)
-"""Tokens that a tile may have. Further ones would save little (H200), and each is a kernel to compile."""
+TILE_TOKENS = (
+    *(32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 168),
+    *(176, 184, 192, 208, 224, 232, 240, 256, 288, 320),
+)
+"""Tokens that a tile may have, each the sum of four powers of two at most, and a kernel to compile."""
 _MOST_SHARES, _LEAST_PAIRS = 4, 8
 """Shares of a late tile at most, and pairs of 64 columns of a share at least."""
 _CONVERSION = 104
 """Time to convert a pair of 64 columns, in tokens that are multiplied in the same time."""
 _LARGE, _LARGE_COST = 256, 52
 """Tiles of more tokens than this take that much longer for a pair: their sums leave few registers."""
-_EXCHANGE = 490
-"""Time to exchange the sums of one more share of a tile, and two for each token."""
+_SHARING, _EXCHANGE = 250, 300
+"""Time of work on a share instead of whole tiles, and to exchange the sums of a further share of a tile, with two for
+each token."""
 
 
 class Division(NamedTuple):
@@ -63,12 +67,13 @@ def divide(tokens: int, outputs: int, pairs: int, bm: int, processors: int) -> D
 def _time(bm: int, pairs: int, share: int) -> int:
     """Return the time of a share of a tile, in units of one token times a pair of columns.
 
-    The constants make `tokens_of_tile` pick tiles that are among the fastest of 230 products measured on an H200.
+    The constants make `tokens_of_tile` pick tiles that are among the fastest of 320 products measured on an H200.
     Shares that do not divide tiles evenly begin within them, so that a tile has one more.
     """
     further = pairs // share - 1 if pairs % share == 0 else pairs // share + 1
     large = _LARGE_COST if bm > _LARGE else 0
-    return share * (bm + _CONVERSION + large) + further * (_EXCHANGE + 2 * bm)
+    sharing = (_SHARING if share < pairs else 0) + further * (_EXCHANGE + 2 * bm)
+    return share * (bm + _CONVERSION + large) + sharing
 
 
 @functools.cache
@@ -76,7 +81,7 @@ def tokens_of_tile(tokens: int, outputs: int, pairs: int, processors: int) -> in
     """Return how many tokens a tile has, so that all tiles take the least time.
 
     >>> [tokens_of_tile(tokens, 8192, 16, 132) for tokens in (160, 192, 200, 256, 320, 512, 544, 1024)]
-    [160, 96, 104, 128, 160, 256, 288, 256]
+    [80, 96, 104, 128, 160, 256, 288, 256]
     """
 
     def time(bm: int) -> tuple[int, int]:

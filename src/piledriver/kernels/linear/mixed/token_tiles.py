@@ -37,14 +37,8 @@ if gluon is not None:
 
     @constexpr_function
     def loads_of(BM):
-        """Return the tokens of a large and of a small load, so that a tile takes the fewest loads."""
-        found = []
-        for large in (8, 16, 32, 64, 128, 256):
-            rest = BM % large
-            small = rest & -rest or 8
-            if large <= BM:
-                found.append((BM // large + rest // small, large, small))
-        return min(found)[1:]
+        """Return the tokens of the loads of a tile: powers of two, the largest first."""
+        return [1 << bit for bit in reversed(range(BM.bit_length())) if BM >> bit & 1]
 
     @constexpr_function
     def room_of(BM):
@@ -69,17 +63,14 @@ if gluon is not None:
         return pieces
 
     @gluon.jit
-    def _load_part(pieces, place, described, token, column, barrier, BEFORE: gl.constexpr, COUNT: gl.constexpr):
-        """Load `COUNT` tokens of a tile, those after the first `BEFORE`."""
+    def _load_part(pieces, place, described, token, column, barrier, BM: gl.constexpr, COUNT: gl.constexpr):
+        """Load `COUNT` tokens of a tile, after those of all larger loads."""
+        BEFORE: gl.constexpr = BM // (2 * COUNT) * (2 * COUNT)
         part = pieces[BEFORE // 256].index(place).slice(BEFORE % 256, COUNT)
         async_load(described, [token + BEFORE, column], barrier, part)
 
     @gluon.jit
     def load_tokens(pieces, place, inputs, token, column, barrier, BM: gl.constexpr):
-        """Load the tile that begins with `token` and `column`; `inputs` describe large and small loads (`loads_of`)."""
-        LARGE: gl.constexpr = loads_of(BM)[0]
-        SMALL: gl.constexpr = loads_of(BM)[1]
-        for load in gl.static_range(BM // LARGE):
-            _load_part(pieces, place, inputs[0], token, column, barrier, load * LARGE, LARGE)
-        for load in gl.static_range(BM % LARGE // SMALL):
-            _load_part(pieces, place, inputs[1], token, column, barrier, BM // LARGE * LARGE + load * SMALL, SMALL)
+        """Load the tile that begins with `token` and `column`; `inputs` describe its loads."""
+        for load in gl.static_range(len(loads_of(BM))):
+            _load_part(pieces, place, inputs[load], token, column, barrier, BM, loads_of(BM)[load])

@@ -202,14 +202,14 @@ if gluon is not None:
 
     @functools.partial(NarrowKernel, repr=_name, do_not_specialize=_SIZES)
     def _warp_specialised(
-        x, further, weight, scales, bias, residual, out, partial, counters, outputs, tokens, whole, late, share, takers,
-        pairs, tiles, across, scale_stride, out_stride, residual_stride,
+        x0, x1, x2, x3, weight, scales, bias, residual, out, partial, counters, outputs, tokens, whole, late, share,
+        takers, pairs, tiles, across, scale_stride, out_stride, residual_stride,
         INT4: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, BM: gl.constexpr, BLOCKS: gl.constexpr,
         HALVES: gl.constexpr, STAGES: gl.constexpr, SHARING: gl.constexpr, UNROLL: gl.constexpr, CHUNK: gl.constexpr,
         ALTERNATE: gl.constexpr,
     ):  # fmt: skip
         gdc_launch_dependents()
-        inputs = (x, further)
+        inputs = (x0, x1, x2, x3)
         x_tiles = allocate_tokens(STAGES * HALVES, BM)
         codes = gl.allocate_shared_memory(weight.dtype, [places_of_codes(STAGES, SHARING) * BLOCKS, 128, 64],
                                            gl.NVMMASharedLayout(64, 8, 2))  # fmt: skip
@@ -271,10 +271,10 @@ def warp_specialised(
     code_bytes, token_bytes, room = OUTPUTS * _BYTES * blocks, room_of(bm) * halves, _SHARED_BYTES - 2 * OUTPUTS * chunk
     counts = range(2, _MOST_STAGES + 1)
     stages = max(n for n in counts if n * token_bytes + places_of_codes(n, sharing) * code_bytes <= room)
-    large, small = loads_of(bm)
+    loads = [_described_tokens(rows, tokens) for tokens in loads_of(bm)]
+    x0, x1, x2, x3 = (loads + 3 * loads[-1:])[:4]
     _warp_specialised[(min(max(work.whole, work.takers), processors),)](
-        _described_tokens(rows, large), _described_tokens(rows, small),
-        described_blocks(data, [blocks, OUTPUTS]), scales, x if bias is None else bias,
+        x0, x1, x2, x3, described_blocks(data, [blocks, OUTPUTS]), scales, x if bias is None else bias,
         x if residual is None else residual, out, partial, counters, len(data), len(x), work.whole, work.late,
         work.share, work.takers, pairs, work.tiles, work.across, scales.stride(0), out.stride(0),
         0 if residual is None else residual.stride(0),
