@@ -20,7 +20,7 @@ _CONVERSION = 104
 """Time to convert a pair of 64 columns, in tokens that are multiplied in the same time."""
 _LARGE, _LARGE_COST = 256, 52
 """Tiles of more tokens than this take that much longer for a pair: their sums leave few registers."""
-_SHARING, _EXCHANGE = 250, 300
+_SHARING, _EXCHANGE = 270, 300
 """Time of work on a share instead of whole tiles, and to exchange the sums of a further share of a tile, with two for
 each token."""
 
