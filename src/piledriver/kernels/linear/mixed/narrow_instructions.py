@@ -52,7 +52,7 @@ class NarrowKernel(GluonJITFunction):
 def _compile(compile_kernel: Callable[..., Any], source: Any, *, target: Any, options: Any, **more: Any) -> Any:
     """Return the compiled kernel with narrowed instructions."""
     kernel = compile_kernel(source, target=target, options=options, **more)
-    wide = kernel.asm["ptx"]
+    wide = kernel.asm.get("ptx", "")  # Triton may be told to keep machine code only
     ptx = narrowed(wide, int(re.findall(r"\d+$", kernel.name)[0]))
     if ptx != wide:
         kernel.asm["ptx"], kernel.asm["cubin"] = ptx, _assembled(ptx, source.language, target, options)
