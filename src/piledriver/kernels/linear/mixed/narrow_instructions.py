@@ -1,9 +1,9 @@
 # mypy: disable-error-code="import-not-found,import-untyped,misc"
 """Kernels in Gluon whose matrix instructions take any multiple of eight tokens.
 
-Hopper's instruction takes up to 256 tokens in steps of 8, but Triton writes it for the tokens of a tensor: a power of
-two. Here a kernel that needs the first tokens of its tensors only has its instructions narrowed to them, in PTX, which
-is assembled again. The sums of further tokens, which it must not store, stay zero and take no registers.
+Hopper's instruction (wgmma) takes up to 256 tokens in steps of 8, but Triton writes it for all tokens of a tensor: a
+power of two. If a kernel needs only the first tokens of its tensors, its instructions are narrowed to them in PTX,
+which is assembled again. It must not store the sums of further tokens; these take no registers.
 """
 
 from __future__ import annotations

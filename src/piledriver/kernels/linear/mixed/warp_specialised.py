@@ -139,6 +139,7 @@ if gluon is not None:
         """Load all stages but the first, each as soon as both groups of warps are done with what its place held."""
         x_tiles, _, ready, empty, _ = memory
         EACH: gl.constexpr = 2 // HALVES
+        # `_load_first` has waited, but in other warps.
         gdc_wait()
         turn = 0
         for item in range(_items(work)):
