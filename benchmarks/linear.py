@@ -1,6 +1,7 @@
 """Weight-only linear layers of decoding on a GPU: bandwidth of int8 and int4 weights at small batches, speed at large.
 
     python benchmarks/linear.py                          # CUDA; most of the time is compilation
+    python benchmarks/linear.py --least 17 --most 259 --step 1      # numbers of tokens between those of the table
     python benchmarks/linear.py --sweep --workers 14     # other tiles too, compiled by 14 processes
     python benchmarks/linear.py --sweep --choose tuned.json          # the table of `kernels/linear/tuned.py`
 
@@ -192,15 +193,15 @@ KERNELS: dict[str, Any] = {
 }
 
 
-def cases(kinds: list[str], least: int, most: int) -> list[tuple[int, int, int, str]]:
-    """Return tokens, rows, columns and kind of all measurements, small ones first."""
-    tokens = [count for count in (*SMALL, *LARGE) if least <= count <= most]
+def cases(kinds: list[str], least: int, most: int, step: int) -> list[tuple[int, int, int, str]]:
+    """Return tokens, rows, columns and kind of what is measured. With `step`, every so many tokens."""
+    tokens = range(least, most + 1, step) if step else [n for n in (*SMALL, *LARGE) if least <= n <= most]
     return [(count, rows, columns, kind) for count in tokens for rows, columns in SHAPES for kind in kinds]
 
 
-def warm_up(kinds: list[str], least: int, most: int, share: int, workers: int, *, sweep: bool) -> None:
+def warm_up(measured: list[tuple[int, int, int, str]], share: int, workers: int, *, sweep: bool) -> None:
     """Call a worker's share of the kernels once, so that they are in the cache of compiled ones."""
-    for tokens, rows, columns, kind in cases(kinds, least, most):
+    for tokens, rows, columns, kind in measured:
         x = torch.zeros(tokens, columns, device="cuda", dtype=torch.bfloat16)
         small = quantise_weight(torch.zeros(rows, columns, device="cuda", dtype=torch.bfloat16), kind)  # type: ignore[arg-type]
         for label, call in {"linear": linear, **(candidates(x, small) if sweep else {})}.items():
@@ -224,7 +225,7 @@ def attempt(call: Callable[..., Tensor], x: Tensor, weight: QuantisedWeight) -> 
         return None
 
 
-def rows_of(kinds: list[str], *, least: int, most: int, sweep: bool, limit: float, choose: Path | None) -> None:
+def rows_of(measured: list[tuple[int, int, int, str]], *, sweep: bool, limit: float, choose: Path | None) -> None:
     began = time.monotonic()
     copied = copy_bandwidth()
     print(json.dumps({"row": "linear: copy", "ours": round(copied / 1e12, 3), "unit": "TB/s"}), flush=True)
@@ -232,7 +233,7 @@ def rows_of(kinds: list[str], *, least: int, most: int, sweep: bool, limit: floa
     copy_of: dict[int, float] = {}
     stored: dict[tuple[int, int, str], list[Any]] = {}
     fastest: dict[str, dict[str, dict[str, tuple[float, dict[str, Any]]]]] = {}
-    for tokens, rows, columns, kind in cases(kinds, least, most):
+    for tokens, rows, columns, kind in measured:
         if time.monotonic() - began > limit:
             print(json.dumps({"row": "linear", "skipped": f"M={tokens} and more: out of time"}), flush=True)
             break
@@ -294,6 +295,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="int4,int8")
     parser.add_argument("--least", type=int, default=1, help="fewest tokens")
     parser.add_argument("--most", type=int, default=LARGE[-1], help="most tokens")
+    parser.add_argument("--step", type=int, default=0, help="every so many tokens, in place of those of the table")
     parser.add_argument("--sweep", action="store_true", help="measure other kernels and tiles too")
     parser.add_argument(
         "--choose", type=Path, help="write the fastest kernels of a sweep, as `tuned.json`, to this file"
@@ -305,13 +307,13 @@ def main() -> None:
     if not torch.cuda.is_available():
         print(json.dumps({"row": "linear", "ours": None, "why": "needs a GPU"}))
         return
-    kinds = options.kinds.split(",")
+    measured = cases(options.kinds.split(","), options.least, options.most, options.step)
     if options.share is not None:
-        warm_up(kinds, options.least, options.most, options.share, options.workers, sweep=options.sweep)
+        warm_up(measured, options.share, options.workers, sweep=options.sweep)
         return
     began = time.monotonic()
     command = [sys.executable, __file__, "--kinds", options.kinds]
-    command += ["--least", str(options.least), "--most", str(options.most)]
+    command += ["--least", str(options.least), "--most", str(options.most), "--step", str(options.step)]
     command += ["--workers", str(options.workers), *(["--sweep"] if options.sweep else [])]
     started = [subprocess.Popen([*command, "--share", str(share)]) for share in range(options.workers)]
     for process in started:
@@ -319,7 +321,7 @@ def main() -> None:
     if started:
         print(json.dumps({"row": "linear: compiled", "seconds": round(time.monotonic() - began, 1)}), flush=True)
     limit = options.limit - (time.monotonic() - began)
-    rows_of(kinds, least=options.least, most=options.most, sweep=options.sweep, limit=limit, choose=options.choose)
+    rows_of(measured, sweep=options.sweep, limit=limit, choose=options.choose)
 
 
 if __name__ == "__main__":
