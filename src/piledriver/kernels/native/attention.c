@@ -74,7 +74,7 @@ INLINE void score(page keys, const float *query, const int64_t dim, float scale,
         fetch(keys.next + row * dim, dim);
         vec sum = {};
         for (int64_t at = 0; at < dim; at += LANES)
-            sum += load(query + at) * load(keys.rows + row * dim + at);
+            sum = add_product(sum, load(query + at), load(keys.rows + row * dim + at));
         scores[row] = total(sum) * scale;
     }
 }
@@ -88,8 +88,10 @@ INLINE void mix(page values, const float *weights, const int64_t dim, float *out
             sums[at / LANES] = load(out + begin + at);
         for (int64_t row = 0; row < values.count; row++) {
             fetch(values.next + row * dim + begin, width);
-            for (int64_t at = 0; at < width; at += LANES)
-                sums[at / LANES] += weights[row] * load(values.rows + row * dim + begin + at);
+            for (int64_t at = 0; at < width; at += LANES) {
+                const vec value = load(values.rows + row * dim + begin + at);
+                sums[at / LANES] = add_product(sums[at / LANES], all(weights[row]), value);
+            }
         }
         for (int64_t at = 0; at < width; at += LANES)
             store(out + begin + at, sums[at / LANES]);

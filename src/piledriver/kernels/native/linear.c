@@ -34,7 +34,7 @@ static void arrange(const float *x, int64_t columns, const float *norm, float ep
         vec squares = {};
         int64_t column = 0;
         for (; column + LANES <= columns; column += LANES)
-            squares += load(x + column) * load(x + column);
+            squares = add_product(squares, load(x + column), load(x + column));
         float sum = total(squares);
         for (; column < columns; column++)
             sum += x[column] * x[column];

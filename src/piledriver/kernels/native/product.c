@@ -30,7 +30,7 @@ INLINE void add(const int rows, const int outputs, const float *x, const vec *we
         const vec values = load(x + row * LANES);
 #pragma GCC unroll 3
         for (int output = 0; output < outputs; output++)
-            sums->of[row][output] += values * weights[output];
+            sums->of[row][output] = add_product(sums->of[row][output], values, weights[output]);
     }
 }
 
@@ -48,13 +48,17 @@ INLINE void plain_tile(
         }
         add(rows, outputs, x, weights, &sums);
     }
-    for (int row = 0; row < rows; row++)
+    if (column < columns) {
+        /* A vector with zeros, so that products are rounded as those before. */
         for (int output = 0; output < outputs; output++) {
-            float sum = total(sums.of[row][output]);
-            for (int64_t rest = column; rest < columns; rest++)
-                sum += x[row * LANES + rest - column] * data[output * columns + rest];
-            out[row * CHUNK + output] = sum;
+            weights[output] = (vec){};
+            memcpy(weights + output, data + output * columns + column, (columns - column) * sizeof *data);
         }
+        add(rows, outputs, x, weights, &sums);
+    }
+    for (int row = 0; row < rows; row++)
+        for (int output = 0; output < outputs; output++)
+            out[row * CHUNK + output] = total(sums.of[row][output]);
 }
 
 /* The values of e4m3 codes: their exponent and fraction as those of a number that is too small by 2^120. */

@@ -4,6 +4,8 @@
 #include <string.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -30,6 +32,20 @@ INLINE vec load(const float *at) { return *(const unaligned *)at; }
 INLINE void store(float *at, vec value) { *(unaligned *)at = value; }
 
 INLINE vec all(float value) { return value - (vec){}; }
+
+/* `sum + x * y`, rounded once. Compilers round a product before they add it in some loops (GCC for AMD's processors) and
+not in others, and then the bits of a row would depend on the number of rows. */
+#if LANES == 16
+INLINE vec add_product(vec sum, vec x, vec y) { return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum); }
+#elif defined(__AVX2__) && defined(__FMA__)
+INLINE vec add_product(vec sum, vec x, vec y) { return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum); }
+#elif defined(__ARM_NEON)
+INLINE vec add_product(vec sum, vec x, vec y) {
+    return (vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)x, (float32x4_t)y);
+}
+#else
+INLINE vec add_product(vec sum, vec x, vec y) { return sum + x * y; }
+#endif
 
 /* The sum of the lanes: halves are added until one is left. */
 #if LANES == 16
