@@ -16,7 +16,9 @@ from piledriver.kernels.linear.mixed.pipelined_rows import fits_pipelined_rows, 
 from piledriver.kernels.linear.mixed.resident_rows import fits_resident_rows, resident_rows
 from piledriver.kernels.linear.mixed.rows import fits_mixed_rows, mixed_rows
 from piledriver.kernels.linear.mixed.streamed_rows import fits_streamed_rows, streamed_rows
+from piledriver.kernels.linear.mixed.tiles import mixed
 from piledriver.kernels.linear.mixed.warp_specialised import fits_warp_specialised, warp_specialised
+from piledriver.kernels.quantised_weight import QuantisedWeight
 from piledriver.kernels.registry import HAS_TRITON
 from tests.engine.gpu import ON_GPU
 
@@ -128,6 +130,29 @@ def test_matrix_instructions_take_as_many_tokens_as_tiles_have() -> None:
     compiled = [one for caches in _warp_specialised.device_caches.values() for one in caches[0].values()]
     [ptx, *_] = [one.asm["ptx"] for one in compiled if one.name == "warp_specialised_72"]
     assert set(re.findall(r"wgmma\S+n(\d+)k16", ptx)) == {"72"}
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_product_with_the_unit_matrix_is_the_weight_to_the_last_bit(kind: WeightKind) -> None:
+    torch.manual_seed(0)
+    columns = 512
+    codes = torch.arange(256, dtype=torch.uint8, device="cuda").view(torch.int8 if kind == "int8" else torch.uint8)
+    data = codes[torch.randint(256, (960, columns if kind == "int8" else columns // 2), device="cuda")]
+    groups = 1 if kind == "int8" else columns // 128
+    powers = 2.0 ** torch.linspace(-94, 26, 960 * groups, device="cuda").round().view(960, groups)
+    scales = (powers * (1 + torch.rand_like(powers)).clamp(max=1.99)).bfloat16()
+    weight, unit = QuantisedWeight(kind, data, scales), torch.eye(columns, device="cuda", dtype=torch.bfloat16)
+    expected = dequantise_weight(weight, torch.bfloat16).T
+    if not fits_warp_specialised(unit, weight, None):
+        pytest.skip("needs Hopper and Gluon")
+    tile = {"bn": 64, "bm": 64, "bk": 128, "warps": 4, "stages": 3, "parts": 1}
+    for found in (
+        *(warp_specialised(unit, weight, config={"bm": tokens}) for tokens in (128, 208, 320)),
+        *(mixed(unit, weight, config=tile | {"bm": tokens}) for tokens in (32, 64)),
+    ):
+        assert torch.equal(found, expected)
+    if kind == "int8":
+        assert torch.equal(streamed_rows(unit[:16], weight), expected[:16])
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

@@ -1,9 +1,13 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
 # ruff: noqa: N803
-"""Jit helpers that turn int8 and int4 codes into bf16, two at a time.
+"""Jit helpers that turn int8 and int4 codes into bf16, two at a time, with one `fma`.
 
-bf16 has 128 as a number whose last 7 bits count in ones, so logical instructions and one subtraction turn two codes
-into numbers.
+The low eight bits of bf16 count in a unit of 2**-133: subnormal numbers and those of the smallest exponent share it.
+So a byte between zeros is a number as it stands, and half a byte too. An `fma` multiplies it by its scale and takes off
+the zero point. Factors of bf16 do not reach 2**133, so the results are too small, by a power of two: who adds up their
+products multiplies the sums by `CODE_UNIT` or `SCALED_UNIT`. The bits of the sums are those of full-size numbers.
+
+A processor has pipes for logic and for multiplication. Both have work here: a multiplication moves the second byte.
 """
 
 from __future__ import annotations
@@ -15,69 +19,100 @@ except ImportError:
     triton = None
 
 if triton is not None:
+    CODE_UNIT, SCALED_UNIT = tl.constexpr(2.0**6), tl.constexpr(2.0**32)
+    """By what codes are divided, and codes times scales. These scales may be from 2**-94 to 2**26."""
 
     @triton.jit
     def from_int8(codes, like, ASM: tl.constexpr):
-        """Return int8 codes as numbers of the dtype of `like`.
+        """Return int8 codes divided by `CODE_UNIT`, in the dtype of `like`.
 
-        In bf16: 128 + (the lower seven bits) - (128, or 256 if the sign bit is set).
+        The sign bit is inverted: that adds 128, which `fma` subtracts.
         """
         if ASM:
             return tl.inline_asm_elementwise(
                 """{
-                .reg .b32 a, c, d;
-                prmt.b32 a, $1, 0, 0x4140;
-                lop3.b32 c, a, 0x007F007F, 0x43004300, 0xEA;
-                lop3.b32 d, a, 0x00800080, 0x43004300, 0xEA;
-                sub.rn.bf16x2 $0, c, d;
+                .reg .b32 bytes, moved, unit, zero;
+                mov.b32 unit, 0x7F007F00;
+                mov.b32 zero, 0xC000C000;
+                cvt.u32.u16 bytes, $1;
+                mad.lo.u32 moved, bytes, 0x01000100, 0x00800080;
+                lop3.b32 bytes, bytes, moved, 0x00FF00FF, 0x28;
+                fma.rn.bf16x2 $0, bytes, unit, zero;
                 }""",
-                "=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=2,
+                "=r,h", [codes], dtype=tl.bfloat16, is_pure=True, pack=2,
             )  # fmt: skip
         else:
-            return codes.to(like.dtype)
+            return (codes.to(tl.float32) / CODE_UNIT).to(like.dtype)
 
     @triton.jit
-    def from_int4(packed, like, ASM: tl.constexpr):
-        """Return the low and the high four bits of bytes, minus 8, as numbers of the dtype of `like`."""
+    def int4_factors(scale, ASM: tl.constexpr):
+        """Return columns that `from_int4` multiplies low and high codes by, and one it adds: -8 times the scale."""
+        if ASM:
+            low, high, zero = tl.inline_asm_elementwise(
+                """{
+                .reg .b32 power;
+                mov.b32 power, 0x72007200;
+                mul.rn.bf16x2 $0, $3, power;
+                mov.b32 power, 0x70007000;
+                mul.rn.bf16x2 $1, $3, power;
+                mov.b32 power, 0xB100B100;
+                mul.rn.bf16x2 $2, $3, power;
+                }""",
+                "=&r,=&r,=r,r", [scale], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+            )  # fmt: skip
+            return tl.expand_dims(low, 1), tl.expand_dims(high, 1), tl.expand_dims(zero, 1)
+        else:
+            column = tl.expand_dims(scale, 1)
+            return column, column, column
+
+    @triton.jit
+    def from_int4(packed, factors, like, HIGH: tl.constexpr, ASM: tl.constexpr):
+        """Return the low or the high four bits of bytes, minus 8, times a scale, divided by `SCALED_UNIT`.
+
+        `factors` are those of `int4_factors`, the dtype is that of `like`.
+        """
+        factor = (factors[1] if HIGH else factors[0]).broadcast_to(packed.shape)
         if ASM:
             return tl.inline_asm_elementwise(
                 """{
-                .reg .b32 a, b, m;
-                mov.b32 m, 0x43084308;
-                prmt.b32 a, $2, 0, 0x4140;
-                shr.b32 b, a, 4;
-                lop3.b32 a, a, 0x000F000F, 0x43004300, 0xEA;
-                lop3.b32 b, b, 0x000F000F, 0x43004300, 0xEA;
-                sub.rn.bf16x2 $0, a, m;
-                sub.rn.bf16x2 $1, b, m;
+                .reg .b32 bytes, moved;
+                cvt.u32.u16 bytes, $1;
+                mul.lo.u32 moved, bytes, 0x01000100;
+                lop3.b32 bytes, bytes, moved, """ + ("0x00F000F0" if HIGH else "0x000F000F") + """, 0x28;
+                fma.rn.bf16x2 $0, bytes, $2, $3;
                 }""",
-                "=&r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+                "=r,h,r,r", [packed, factor, factors[2].broadcast_to(packed.shape)],
+                dtype=tl.bfloat16, is_pure=True, pack=2,
             )  # fmt: skip
         else:
-            low, high = (packed & 15).to(tl.float32) - 8.0, (packed >> 4).to(tl.float32) - 8.0
-            return low.to(like.dtype), high.to(like.dtype)
+            code = ((packed >> 4) if HIGH else (packed & 15)).to(tl.float32) - 8.0
+            return (code * factor.to(tl.float32) / SCALED_UNIT).to(like.dtype)
 
-    @triton.jit
-    def half_of_int4(packed, HALF: tl.constexpr):
-        """Return the low (`HALF` 0) or the high four bits of bytes, minus 8, in bf16."""
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 a, m;
-            mov.b32 m, 0x43084308;
-            prmt.b32 a, $1, 0, 0x4140;
-            """ + ("shr.b32 a, a, 4;" if HALF else "") + """
-            lop3.b32 a, a, 0x000F000F, 0x43004300, 0xEA;
-            sub.rn.bf16x2 $0, a, m;
-            }""",
-            "=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
+    @triton.constexpr_function
+    def conversion_constants(INT4):
+        """Return PTX that `converted_word` needs once."""
+        zero = "0xBE00BE00" if INT4 else "0xC000C000"
+        return (
+            ".reg .b32 first, second, low_unit, high_unit, zero; "
+            f"mov.b32 low_unit, 0x7F007F00; mov.b32 high_unit, 0x7D007D00; mov.b32 zero, {zero};"
+        )
 
-    @triton.jit
-    def times(number, scale, ASM: tl.constexpr):
-        """Return the product of two tensors of bf16, rounded to bf16, two at a time."""
-        if ASM:
-            return tl.inline_asm_elementwise(
-                "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [number, scale], dtype=tl.bfloat16, is_pure=True, pack=2
-            )
+    @triton.constexpr_function
+    def converted_word(word, name, INT4, NEIGHBOURS):
+        """Return PTX that turns an operand, a word of codes, into bf16 divided by `CODE_UNIT`, in registers `name`0 on.
+
+        The first has bytes 0 and 2 (with `NEIGHBOURS` 0 and 1), the second has the others. Of int4 these have the low
+        bits, and two more the high bits.
+        """
+        if NEIGHBOURS:
+            lines = [f"prmt.b32 first, ${word}, 0, 0x4140;", f"prmt.b32 second, ${word}, 0, 0x4342;"]
         else:
-            return (number.to(tl.float32) * scale.to(tl.float32)).to(number.dtype)
+            lines = [f"mov.b32 first, ${word};", f"shr.b32 second, ${word}, 8;"]
+        for half in range(2 if INT4 else 1):
+            for place, pair in enumerate(("first", "second"), 2 * half):
+                if INT4:
+                    lines.append(f"and.b32 {name}{place}, {pair}, {('0x000F000F', '0x00F000F0')[half]};")
+                else:
+                    lines.append(f"lop3.b32 {name}{place}, {pair}, 0x00FF00FF, 0x00800080, 0x6A;")
+                lines.append(f"fma.rn.bf16x2 {name}{place}, {name}{place}, {('low', 'high')[half]}_unit, zero;")
+        return "\n".join(lines)

@@ -30,6 +30,7 @@ BYTES = 64
 """Bytes of an output that four lanes hold: a chunk."""
 
 if gluon is not None:
+    from piledriver.kernels.linear.mixed.conversions import CODE_UNIT, conversion_constants, converted_word
     from piledriver.kernels.linear.mixed.rows import added_product, along_axis
 
     @triton.constexpr_function
@@ -40,26 +41,15 @@ if gluon is not None:
         codes of rows 0 to 7, of the other rows if there are 16, then the same for high codes. The first four sums are
         those of rows 0 to 7 and the last four those of the others; with 8 rows, of low and of high codes.
         """
-        lines = [".reg .b32 l, h, z, m, p<4>, q<4>;", "mov.b32 z, 0;", "mov.b32 m, 0x43084308;"]
+        lines = [".reg .b32 z, p<4>, q<4>; mov.b32 z, 0;", conversion_constants(True)]
         begun, blocks = set(), ROWS // 8
-
-        def convert(name, word):
-            # bf16 has 128 as a number whose last 7 bits count in ones: see `conversions`.
-            lines.append(f"and.b32 l, ${word}, 0x0F0F0F0F;")
-            lines.append(f"shr.b32 h, ${word}, 4;")
-            lines.append("and.b32 h, h, 0x0F0F0F0F;")
-            for number, half in enumerate("lh"):
-                for pair, choice in enumerate(("0x4140", "0x4342")):
-                    lines.append(f"prmt.b32 {name}{2 * number + pair}, {half}, 0x43434343, {choice};")
-                    lines.append(f"sub.rn.bf16x2 {name}{2 * number + pair}, {name}{2 * number + pair}, m;")
 
         def multiply(sums, first, x):
             lines.append(added_product(sums, first, first + 1, x, sums not in begun))
             begun.add(sums)
 
         for word in range(4):
-            convert("p", 8 + word)
-            convert("q", 12 + word)
+            lines.extend((converted_word(8 + word, "p", True, True), converted_word(12 + word, "q", True, True)))
             for half in range(2):
                 for block in range(blocks):
                     sums = block if blocks == 2 else half
@@ -148,7 +138,7 @@ if gluon is not None:
         )
         part = gl.reshape(part, [COUNT, CHUNKS, 2, 8, 4, 2, 2])
         part = gl.convert_layout(part, _sum_layout(COUNT, CHUNKS), assert_trivial=True)
-        total = gl.sum(part * factor.to(gl.float32), axis=1)
+        total = gl.sum(part * factor.to(gl.float32), axis=1) * CODE_UNIT
         if ROWS == 16:
             return gl.reshape(gl.permute(total, [0, 1, 3, 5, 4, 2]), [COUNT, 16, 16])
         else:

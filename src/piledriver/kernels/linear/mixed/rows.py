@@ -37,6 +37,7 @@ _REGISTERS = 128
 
 if gluon is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
+    from piledriver.kernels.linear.mixed.conversions import CODE_UNIT, conversion_constants, converted_word
 
     @triton.constexpr_function
     def added_product(sums, first, second, x, begins):
@@ -60,33 +61,20 @@ if gluon is not None:
         for each piece (see `_piece`). Sums 0 and 1 are those of the first output with two rows of the input, 2 and 3
         those of the output below; 4 to 7 the same for every second instruction, which so need not wait for the first.
         """
-        lines, begun = [".reg .b32 t, m, z, p<4>, q<4>;", "mov.b32 z, 0;", "mov.b32 m, 0x43084308;"], set()
+        lines, begun = [".reg .b32 z, p<4>, q<4>; mov.b32 z, 0;", conversion_constants(INT4)], set()
 
-        def convert(name, word):
-            # bf16 has 128 as a number whose last 7 bits count in ones: see `conversions`.
-            for pair in range(4 if INT4 else 2):
-                lines.append(f"shr.b32 t, ${word}, {pair * (4 if INT4 else 8)};")
-                if INT4:
-                    lines.append(f"lop3.b32 {name}{pair}, t, 0x000F000F, 0x43004300, 0xEA;")
-                    lines.append(f"sub.rn.bf16x2 {name}{pair}, {name}{pair}, m;")
-                else:
-                    lines.append(f"lop3.b32 {name}{pair}, t, 0x007F007F, 0x43004300, 0xEA;")
-                    lines.append("lop3.b32 t, t, 0x00800080, 0x43004300, 0xEA;")
-                    lines.append(f"sub.rn.bf16x2 {name}{pair}, {name}{pair}, t;")
-
-        def multiply(sums, first, second, piece, word):
-            lines.append(added_product(sums, first, second, 16 + 8 * piece + 2 * word, sums not in begun))
+        def multiply(sums, first, piece, word):
+            lines.append(added_product(sums, first, first + 1, 16 + 8 * piece + 2 * word, sums not in begun))
             begun.add(sums)
 
         for word in range(4):
-            convert("p", 8 + word)
-            convert("q", 12 + word)
+            lines.extend((converted_word(8 + word, "p", INT4, False), converted_word(12 + word, "q", INT4, False)))
             if INT4:
                 # Low and high four bits of a byte are 64 columns apart.
-                multiply(0, 0, 2, 0, word)
-                multiply(4, 1, 3, 1, word)
+                multiply(0, 0, 0, word)
+                multiply(4, 2, 1, word)
             else:
-                multiply(4 * (word % 2), 0, 1, 0, word)
+                multiply(4 * (word % 2), 0, 0, word)
         return "{\n" + "\n".join(lines) + "\n}"
 
     @triton.constexpr_function
@@ -151,18 +139,8 @@ if gluon is not None:
         column = (along_axis(WARPS, 0, 5, WORDS) * CHUNKS + part // 2) * (32 * HALVES) + PIECE * 32
         column += along_axis(4, 2, 5, WORDS) * 8 + part % 2 * 4 + along_axis(4, 4, 5, WORDS)
         return gl.inline_asm_elementwise(
-            """{
-            prmt.b32 $0, $8, $9, 0x5410;
-            prmt.b32 $1, $8, $9, 0x7632;
-            prmt.b32 $2, $10, $11, 0x5410;
-            prmt.b32 $3, $10, $11, 0x7632;
-            prmt.b32 $4, $12, $13, 0x5410;
-            prmt.b32 $5, $12, $13, 0x7632;
-            prmt.b32 $6, $14, $15, 0x5410;
-            prmt.b32 $7, $14, $15, 0x7632;
-            }""",
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r", [gl.load(x + row * x_stride + column)], dtype=gl.int32,
-            is_pure=True, pack=8,
+            "{ prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632; }", "=&r,=&r,r,r",
+            [gl.load(x + row * x_stride + column)], dtype=gl.int32, is_pure=True, pack=2,
         )  # fmt: skip
 
     @gluon.jit
@@ -180,7 +158,7 @@ if gluon is not None:
             factors = gl.reshape(factors, [WARPS, 8, 1, CHUNKS, 1, 2, 1])
             sums = sums * gl.convert_layout(factors, ALL, assert_trivial=True)
         total = gl.permute(gl.sum(gl.sum(sums, axis=3), axis=3), [0, 2, 4, 1, 3])
-        return gl.reshape(total, [WARPS, 128])
+        return gl.reshape(total * CODE_UNIT, [WARPS, 128])
 
     @gluon.jit
     def store_outputs(total, out, residual, index, token, outputs, tokens, out_stride, residual_stride,

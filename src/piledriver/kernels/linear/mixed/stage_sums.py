@@ -4,7 +4,7 @@
 """How a group of four warps of the warp-specialised kernel turns stages of shared memory into sums.
 
 A stage has codes of 128 outputs and one or two halves of 64 columns, and as many columns of the tokens. Codes of int4
-are of 128 columns: with stages of one half, every second one has them, and they stay in registers for the next.
+are of 128 columns: stages of one half share them in twos.
 
 Matrix instructions take 64 outputs of a stage from registers, where codes become bf16, and the tokens from shared
 memory. A stage is converted while the one before is multiplied. Two groups with 64 outputs each may alternate, as in
@@ -29,7 +29,7 @@ except ImportError:
 if gluon is not None:
     from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-    from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, half_of_int4, times
+    from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, int4_factors
     from piledriver.kernels.linear.mixed.token_tiles import padded, pieces_of, width_of
 
     @constexpr_function
@@ -53,12 +53,11 @@ if gluon is not None:
         return turn // SHARING % places_of_codes(STAGES, SHARING)
 
     @gluon.jit
-    def _numbers(memory, scale, packed, turn, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr,
-                 HALVES: gl.constexpr, STAGES: gl.constexpr, SHARING: gl.constexpr, OPENING: gl.constexpr,
-                 HIGH: gl.constexpr):  # fmt: skip
-        """Return 64 outputs of a stage in bf16, as left operands of 64 columns each, and codes of int4 as they came.
+    def _numbers(memory, scale, turn, SIDE: gl.constexpr, INT4: gl.constexpr, BM: gl.constexpr, HALVES: gl.constexpr,
+                 STAGES: gl.constexpr, SHARING: gl.constexpr, OPENING: gl.constexpr, HIGH: gl.constexpr):  # fmt: skip
+        """Return 64 outputs of a stage in bf16, as left operands of 64 columns each.
 
-        `OPENING`: it may be the first stage. `HIGH`: it is the second half of the int4 codes in `packed`.
+        `OPENING`: it may be the first stage. `HIGH`: it is the second that shares codes.
         """
         _, codes, ready, _, _ = memory
         barrier = turn % STAGES
@@ -66,21 +65,17 @@ if gluon is not None:
             barrier = gl.where(turn == 0, STAGES, barrier)
         mbarrier.wait(ready.index(barrier), turn // STAGES & 1)
         place = place_of_codes(turn, STAGES, SHARING)
+        found = ()
         if INT4:
-            if not HIGH:
-                packed = codes.index(place).slice(SIDE * 64, 64).load(layout_of_operand(BM))
-            factor = gl.expand_dims(scale, 1).broadcast_to(packed.shape)
-            if SHARING == 2:
-                return (times(half_of_int4(packed, HIGH), factor, True),), packed
-            else:
-                low, high = from_int4(packed, packed, True)
-                return (times(low, factor, True), times(high, factor, True)), packed
+            packed = codes.index(place).slice(SIDE * 64, 64).load(layout_of_operand(BM))
+            factors = int4_factors(scale, True)
+            for half in gl.static_range(HALVES):
+                found = found + (from_int4(packed, factors, packed, HIGH or half == 1, True),)
         else:
-            found = ()
             for half in gl.static_range(HALVES):
                 some = codes.index(place * HALVES + half).slice(SIDE * 64, 64).load(layout_of_operand(BM))
                 found = found + (from_int8(some, some, True),)
-            return found, packed
+        return found
 
     @gluon.jit
     def _no_sums(TOKENS: gl.constexpr):
@@ -143,7 +138,7 @@ if gluon is not None:
         for piece in gl.static_range(PIECES):
             totals = totals + (_no_sums(padded(width_of(BM, piece))),)
         scale = gl.load(scales)
-        numbers, packed = _numbers(memory, scale, 0, first, SIDE, INT4, BM, HALVES, STAGES, SHARING, True, False)
+        numbers = _numbers(memory, scale, first, SIDE, INT4, BM, HALVES, STAGES, SHARING, True, False)
         scale = gl.load(scales + gl.minimum(1, turns - 1) // SHARING) if INT4 else scale
         for begin in range(0, turns, UNROLL):
             before = numbers
@@ -162,8 +157,8 @@ if gluon is not None:
                 before = numbers
                 # After the last turn its codes are converted once more, and not used.
                 after = turn + 1 if step + 1 < UNROLL else gl.minimum(turn + 1, turns - 1)
-                numbers, packed = _numbers(memory, scale, packed, first + after, SIDE, INT4, BM, HALVES, STAGES,
-                                           SHARING, False, SHARING == 2 and step % 2 == 0)  # fmt: skip
+                numbers = _numbers(memory, scale, first + after, SIDE, INT4, BM, HALVES, STAGES, SHARING, False,
+                                   SHARING == 2 and step % 2 == 0)  # fmt: skip
                 scale = following
             totals = warpgroup_mma_wait(0, deps=totals + before)[:PIECES]
             _hand_back(memory, first + begin + UNROLL - 1, STAGES)

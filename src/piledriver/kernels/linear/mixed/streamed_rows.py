@@ -41,7 +41,7 @@ if gluon is not None:
     from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-    from piledriver.kernels.linear.mixed.conversions import from_int8
+    from piledriver.kernels.linear.mixed.conversions import CODE_UNIT, from_int8
     from piledriver.kernels.linear.mixed.hopper import async_load, reinterpret
     from piledriver.kernels.linear.mixed.rows import store_outputs
 
@@ -80,7 +80,8 @@ if gluon is not None:
         total = gl.zeros([4, COUNT], gl.float32, LAYOUT)
         for slot in gl.static_range(GROUPS):
             total += slots.index(base + slot).slice(4 * GROUP, 4).slice(FIRST, COUNT, 1).load(LAYOUT)
-        total = total * gl.expand_dims(gl.load(scales + index * scale_stride).to(gl.float32), 0)
+        scale = gl.load(scales + index * scale_stride).to(gl.float32) * CODE_UNIT
+        total = total * gl.expand_dims(scale, 0)
         if BIAS:
             total = total + gl.expand_dims(gl.load(bias + index).to(gl.float32), 0)
         return total

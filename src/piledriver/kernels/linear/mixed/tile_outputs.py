@@ -14,6 +14,7 @@ except ImportError:
     gluon = None
 
 if gluon is not None:
+    from piledriver.kernels.linear.mixed.conversions import CODE_UNIT, SCALED_UNIT
     from piledriver.kernels.linear.mixed.stage_sums import layout_of_sums
     from piledriver.kernels.linear.mixed.token_tiles import padded, pieces_of, width_of
 
@@ -128,8 +129,10 @@ if gluon is not None:
         _, bias, _, _, _, _, outputs, _, _, _, _ = given
         for piece in gl.static_range(pieces_of(BM)):
             total = totals[piece]
-            if not INT4:
-                total = total * _beside(scale, padded(width_of(BM, piece)))
+            if INT4:
+                total = total * SCALED_UNIT
+            else:
+                total = total * _beside(scale.to(gl.float32) * CODE_UNIT, padded(width_of(BM, piece)))
             if BIAS:
                 total = total + _beside(gl.load(bias + rows_of_sums(first, outputs, BM)), padded(width_of(BM, piece)))
             before = piece * 256

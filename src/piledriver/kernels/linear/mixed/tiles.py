@@ -28,7 +28,7 @@ _DEFAULT = {"bn": 128, "bm": 128, "bk": 128, "warps": 8, "stages": 3, "parts": 1
 
 if triton is not None:
     from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
-    from piledriver.kernels.linear.mixed.conversions import from_int4, from_int8, times
+    from piledriver.kernels.linear.mixed.conversions import CODE_UNIT, SCALED_UNIT, from_int4, from_int8, int4_factors
     from piledriver.kernels.linear.products import settle, tile_of
     from piledriver.kernels.linear.workspace import add_parts
 
@@ -45,16 +45,16 @@ if triton is not None:
                 scale = tl.load(scales + rows * scale_stride + k // GROUP)
                 a = x.load([column * BM, first])
                 b = x.load([column * BM, first + GROUP // 2])
-                low, high = from_int4(packed, a, ASM)
                 if BM <= 32:
                     # Sums of a group are fewer than its weights.
-                    part = tl.dot(low, a.T)
-                    part = tl.dot(high, b.T, part)
+                    factors = int4_factors(tl.full(scale.shape, 1.0, scale.dtype), ASM)
+                    part = tl.dot(from_int4(packed, factors, a, False, ASM), a.T)
+                    part = tl.dot(from_int4(packed, factors, a, True, ASM), b.T, part)
                     total += part * scale.to(tl.float32)[:, None]
                 else:
-                    factor = tl.broadcast_to(scale[:, None], packed.shape)
-                    total = tl.dot(times(low, factor, ASM), a.T, total)
-                    total = tl.dot(times(high, factor, ASM), b.T, total)
+                    factors = int4_factors(scale, ASM)
+                    total = tl.dot(from_int4(packed, factors, a, False, ASM), a.T, total)
+                    total = tl.dot(from_int4(packed, factors, a, True, ASM), b.T, total)
             else:
                 codes = weight.load([tile * BN, k])
                 y = x.load([column * BM, k])
@@ -94,8 +94,7 @@ if triton is not None:
                 total = add_parts(base + within, BN * BM, parts)
                 tl.store(counters + slot, 0)
         if done:
-            if not INT4:
-                total = total * tl.load(scales + rows).to(tl.float32)[:, None]
+            total = total * (SCALED_UNIT if INT4 else (tl.load(scales + rows).to(tl.float32) * CODE_UNIT)[:, None])
             if BIAS:
                 total = total + tl.load(bias + rows).to(tl.float32)[:, None]
             inside = (index < outputs)[:, None] & (tokens < tokens_count)[None, :]
