@@ -9,21 +9,18 @@ OUTPUTS = 128
 """Outputs of a tile."""
 UNROLLED = 4
 """Pairs of 64 columns after which warps wait for their matrix instructions, if all columns are a multiple."""
-TILE_TOKENS = (
-    *(32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 168),
-    *(176, 184, 192, 208, 224, 232, 240, 256, 288, 320),
-)
+TILE_TOKENS: tuple[int, ...] = (32, 48, 64, 80, 96, 104, 112, 128, 144, *range(160, 241, 8), 256, 288, 320)
 """Tokens that a tile may have, each the sum of four powers of two at most, and a kernel to compile."""
 _MOST_SHARES, _LEAST_PAIRS = 4, 8
 """Shares of a late tile at most, and pairs of 64 columns of a share at least."""
-_CONVERSION = 104
+_CONVERSION = 88
 """Time to convert a pair of 64 columns, in tokens that are multiplied in the same time."""
-_LARGE, _LARGE_COST = 256, 52
+_LARGE, _LARGE_COST = 256, 40
 """Tiles of more tokens than this take that much longer for a pair: their sums leave few registers."""
-_SHARING = 270
+_SHARING = 200
 """Time that work on a share of a tile adds, in the unit of `_time`."""
-_EXCHANGE = 300
-"""Time to exchange the sums of a further share of a tile; its tokens come on top, twice."""
+_EXCHANGE = 200
+"""Time to exchange the sums of a further share of a tile; its tokens come on top, three times."""
 
 
 class Division(NamedTuple):
@@ -68,12 +65,12 @@ def divide(tokens: int, outputs: int, pairs: int, bm: int, processors: int) -> D
 def _time(bm: int, pairs: int, share: int) -> int:
     """Return the time of a share of a tile, in units of one token times a pair of columns.
 
-    The constants are fitted, so that `tokens_of_tile` picks one of the fastest tiles for 320 products (one H200).
+    The constants are fitted, so that `tokens_of_tile` picks one of the fastest tiles for 550 products (one H200).
     Shares that do not divide tiles evenly begin within them, so that a tile has one more.
     """
     further = pairs // share - 1 if pairs % share == 0 else pairs // share + 1
     large = _LARGE_COST if bm > _LARGE else 0
-    sharing = (_SHARING if share < pairs else 0) + further * (_EXCHANGE + 2 * bm)
+    sharing = (_SHARING if share < pairs else 0) + further * (_EXCHANGE + 3 * bm)
     return share * (bm + _CONVERSION + large) + sharing
 
 

@@ -41,7 +41,10 @@ _WIDE = {"int4": 256, "int8": 128}
 """Tokens of a tile up to which a stage has 128 columns. With more, too few such stages fit, or registers; then 64."""
 _SHARED_BYTES, _MOST_STAGES = 226 * 1024, 8
 """Shared memory of a program, and how many stages are of use."""
-_ALTERNATING = {"int4": {*range(96, 129), *range(160, 257)}, "int8": {*range(136, 209)}}
+_ALTERNATING = {
+    "int4": {*range(96, 113), *range(136, 289)},
+    "int8": {*range(104, 113), *range(136, 193), *range(257, 321)},
+}
 """Tokens of tiles in which the groups alternate: in others that is slower (H200)."""
 
 if gluon is not None:
