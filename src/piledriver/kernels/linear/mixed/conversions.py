@@ -4,10 +4,10 @@
 
 The low eight bits of bf16 count in a unit of 2**-133: subnormal numbers and those of the smallest exponent share it.
 So a byte between zeros is a number as it stands, and half a byte too. An `fma` multiplies it by its scale and takes off
-the zero point. Factors of bf16 do not reach 2**133, so the results are too small, by a power of two: who adds up their
-products multiplies the sums by `CODE_UNIT` or `SCALED_UNIT`. The bits of the sums are those of full-size numbers.
+the zero point. Factors of bf16 do not reach 2**133, so the results are too small, by a power of two. Callers multiply
+the sums of their products by it (`CODE_UNIT`, `SCALED_UNIT`): the bits are those that full-size numbers would give.
 
-A processor has pipes for logic and for multiplication. Both have work here: a multiplication moves the second byte.
+A multiplication moves the second byte: logic and shifts run at half the rate, on a pipe of their own (Hopper).
 """
 
 from __future__ import annotations
