@@ -118,7 +118,8 @@ def test_experts_that_are_never_chosen_are_removed() -> None:
     small = compress.prune(model, SmallerShape(experts=3), data=TOKENS)
     assert small.config.moe is not None
     assert small.config.moe.experts == 3
-    assert torch.equal(model(TOKENS), small(TOKENS))
+    # A router with fewer outputs may round differently.
+    torch.testing.assert_close(small(TOKENS), model(TOKENS), rtol=1e-5, atol=1e-6)
 
 
 def test_layers_keep_their_windows_and_dense_blocks() -> None:

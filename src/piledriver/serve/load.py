@@ -63,7 +63,7 @@ class LoadResult:
         return {
             "requests": done,
             "errors": len(self.errors),
-            "seconds": round(self.seconds, 3),
+            "seconds": round(self.seconds, 6),
             "requests_per_s": round(done / self.seconds, 2) if self.seconds else 0.0,
             "tokens_per_s": round(self.tokens / self.seconds, 1) if self.seconds else 0.0,
             "first_token_ms": _percentiles(self.first_token_s),
