@@ -49,7 +49,7 @@ INLINE void plain_tile(
         add(rows, outputs, x, weights, &sums);
     }
     if (column < columns) {
-        /* A vector with zeros, so that products are rounded as those before. */
+        /* A vector filled up with zeros, as the input is. */
         for (int output = 0; output < outputs; output++) {
             weights[output] = (vec){};
             memcpy(weights + output, data + output * columns + column, (columns - column) * sizeof *data);

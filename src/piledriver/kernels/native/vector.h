@@ -33,8 +33,8 @@ INLINE void store(float *at, vec value) { *(unaligned *)at = value; }
 
 INLINE vec all(float value) { return value - (vec){}; }
 
-/* `sum + x * y`, rounded once. Compilers round a product before they add it in some loops (GCC for AMD's processors) and
-not in others, and then the bits of a row would depend on the number of rows. */
+/* `sum + x * y`, rounded once where there is such an instruction. It is named because a compiler that chooses fuses in
+some loops and not in others (GCC for AMD's processors): the bits of a row would depend on the number of rows. */
 #if LANES == 16
 INLINE vec add_product(vec sum, vec x, vec y) { return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum); }
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -108,14 +108,14 @@ INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) 
 INLINE vec exponential(vec x) {
     const vec low = all(-87.0f), high = all(88.0f), round = all(12582912.0f);
     x = choose(x < low, low, choose(x > high, high, x));
-    const vec whole = (x * 1.44269504088896341f + round) - round;
-    const vec rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    const vec whole = add_product(round, x, all(1.44269504088896341f)) - round;
+    const vec rest = add_product(add_product(x, whole, all(-0.693359375f)), whole, all(2.12194440e-4f));
     vec series = all(1.9875691500e-4f);
-    series = series * rest + 1.3981999507e-3f;
-    series = series * rest + 8.3334519073e-3f;
-    series = series * rest + 4.1665795894e-2f;
-    series = series * rest + 1.6666665459e-1f;
-    series = series * rest + 5.0000001201e-1f;
-    series = series * (rest * rest) + rest + 1.0f;
+    series = add_product(all(1.3981999507e-3f), series, rest);
+    series = add_product(all(8.3334519073e-3f), series, rest);
+    series = add_product(all(4.1665795894e-2f), series, rest);
+    series = add_product(all(1.6666665459e-1f), series, rest);
+    series = add_product(all(5.0000001201e-1f), series, rest);
+    series = add_product(rest, series, rest * rest) + 1.0f;
     return series * (vec)((__builtin_convertvector(whole, ivec) + 127) << 23);
 }

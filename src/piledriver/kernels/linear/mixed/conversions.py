@@ -8,6 +8,9 @@ the zero point. Factors of bf16 do not reach 2**133, so the results are too smal
 the sums of their products by it (`CODE_UNIT`, `SCALED_UNIT`): the bits are those that full-size numbers would give.
 
 A multiplication moves the second byte: logic and shifts run at half the rate, on a pipe of their own (Hopper).
+
+Constants of PTX hold a bf16 twice, in their upper bits its sign and exponent: 0x7F007F00 is 2**127. `lop3` computes
+(a ^ b) & c with 0x28, (a & b) ^ c with 0x6A.
 """
 
 from __future__ import annotations
@@ -98,7 +101,7 @@ if triton is not None:
         )
 
     @triton.constexpr_function
-    def converted_word(word, name, INT4, NEIGHBOURS):
+    def converted_word(word, name, INT4, NEIGHBOURS=False):
         """Return PTX that turns an operand, a word of codes, into bf16 divided by `CODE_UNIT`, in registers `name`0 on.
 
         The first has bytes 0 and 2 (with `NEIGHBOURS` 0 and 1), the second has the others. Of int4 these have the low

@@ -49,7 +49,8 @@ if gluon is not None:
             begun.add(sums)
 
         for word in range(4):
-            lines.extend((converted_word(8 + word, "p", True, True), converted_word(12 + word, "q", True, True)))
+            for name, codes in (("p", 8), ("q", 12)):
+                lines.append(converted_word(codes + word, name, True, NEIGHBOURS=True))
             for half in range(2):
                 for block in range(blocks):
                     sums = block if blocks == 2 else half

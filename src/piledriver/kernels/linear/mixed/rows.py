@@ -68,7 +68,8 @@ if gluon is not None:
             begun.add(sums)
 
         for word in range(4):
-            lines.extend((converted_word(8 + word, "p", INT4, False), converted_word(12 + word, "q", INT4, False)))
+            for name, codes in (("p", 8), ("q", 12)):
+                lines.append(converted_word(codes + word, name, INT4))
             if INT4:
                 # Low and high four bits of a byte are 64 columns apart.
                 multiply(0, 0, 0, word)
